@@ -1,0 +1,54 @@
+# Two commands work on a fresh machine with Python 3.11+ and make:
+#   make demo    install the simulator and run the main job on the bundled sample trace
+#   make test    install everything and run all checks: lint, types, import contracts, tests
+# Both build .venv themselves. PYTHON=python3.12 chooses another interpreter, VENV another folder.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# The CPU build of this version is what the tests are run with; the code supports torch >= 2.11.
+TORCH ?= torch==2.13.0
+TRITON ?= triton>=3.6
+PYTEST_ARGS ?= -n auto --dist worksteal
+
+.PHONY: demo test lint types contracts pytest bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/simulate --trace traces/data/synthetic_azure_conv.csv --policy chunked
+
+test: lint types contracts pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+contracts: $(VENV)/.installed-test
+	$(BIN)/lint-imports
+
+pytest: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m tests.benchmarks
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tokentwin needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+# torch first and pinned, so that no extra pulls another build of it.
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
+	$(PIP) $(TORCH)
+	$(PIP) "$(TRITON)" --editable ".[test,kernels,notebooks]"
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
