@@ -1,0 +1,228 @@
+"""What a replica did, step by step: columns of integers, cheap to append, expanded at the end.
+
+A row is one executed step (a schedule with no tokens takes no time and has no row). Rows appear
+in execution order when a step's outputs are committed, so the row number is the step index that
+`RequestRecord.token_spans` refers to. A run of decode-only steps of one fixed batch is stored as
+one entry: only the ends and the KV usage take memory per step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.cost.interface import StepShapes
+
+IntArray = npt.NDArray[np.int64]
+
+_ENTRY = (
+    "num_steps",
+    "start_ns",
+    "num_running",
+    "num_waiting",
+    "num_decodes",
+    "decode_tokens",
+    "decode_context",
+    "decode_context_sq",
+    "num_prefills",
+    "prefill_tokens",
+    "num_sampled",
+    "cached_tokens",
+    "num_preempted",
+    "num_gaps",
+)
+
+
+class StepLog:
+    """The step table of one replica.
+
+    Columns of `table()`, one value per step:
+
+    * `start_ns`, `end_ns`: when the step began and ended on the device. Row order is time order.
+    * `num_running`, `num_waiting`: queue lengths after the step was scheduled.
+    * `num_decodes`, `decode_tokens`, `decode_context`, `decode_context_sq`, `num_sampled`: as in
+      `StepShape`; `num_prefills`, `prefill_tokens`: prefill chunks and their tokens.
+    * `cached_tokens`: prefix-cache hits of the requests admitted (first or again) in the step.
+    * `num_preempted`: victims of scheduling it (those of an empty schedule count in the next row).
+    * `kv_used_blocks`: blocks held by requests after it was scheduled.
+    * `num_gaps`: requests that had tokens in this step's output and in the previous row's; each
+      is one inter-token gap of `end_ns` minus the previous row's `end_ns`.
+
+    Gaps that span more than one row are listed one by one (`long_gaps`), gaps between tokens of
+    one step are zero and counted (`num_zero_gaps`); so the ITL distribution is exact (`gaps`).
+    """
+
+    __slots__ = ("_chunks", "_ends", "_entries", "_kv_used", "_long_gaps", "num_zero_gaps")
+
+    def __init__(self) -> None:
+        self._entries = array("q")  # len(_ENTRY) values per entry
+        self._ends = array("q")  # one per step
+        self._kv_used = array("i")  # one per step
+        self._chunks = array("q")  # (step, tokens, prefix) per prefill chunk
+        self._long_gaps = array("q")  # (step, ns) per gap
+        self.num_zero_gaps = 0
+        """Gaps between two tokens of one request in one step (speculation)."""
+
+    def __len__(self) -> int:
+        """Number of steps so far: the index the next row will get."""
+        return len(self._ends)
+
+    # -- written by the engines
+
+    def add_step(
+        self,
+        start_ns: int,
+        end_ns: int,
+        num_running: int,
+        num_waiting: int,
+        num_decodes: int,
+        decode_tokens: int,
+        decode_context: int,
+        decode_context_sq: int,
+        prefills: Sequence[tuple[int, int]],
+        num_sampled: int,
+        cached_tokens: int,
+        num_preempted: int,
+        kv_used_blocks: int,
+        num_gaps: int,
+    ) -> None:
+        """Append one step; `prefills` as in `StepShape`."""
+        prefill_tokens = 0
+        if prefills:
+            step = len(self._ends)
+            for tokens, prefix in prefills:
+                prefill_tokens += tokens
+                self._chunks.extend((step, tokens, prefix))
+        self._entries.extend(
+            (
+                1,
+                start_ns,
+                num_running,
+                num_waiting,
+                num_decodes,
+                decode_tokens,
+                decode_context,
+                decode_context_sq,
+                len(prefills),
+                prefill_tokens,
+                num_sampled,
+                cached_tokens,
+                num_preempted,
+                num_gaps,
+            )
+        )
+        self._ends.append(end_ns)
+        self._kv_used.append(kv_used_blocks)
+
+    def add_run(
+        self,
+        start_ns: int,
+        ends_ns: Iterable[int],
+        kv_used_blocks: Iterable[int],
+        num_running: int,
+        num_waiting: int,
+        num_decodes: int,
+        decode_context: int,
+        decode_context_sq: int,
+        num_gaps: int,
+    ) -> None:
+        """Append consecutive decode-only steps of one batch, one token per request and step.
+
+        Step `i + 1` starts when step `i` ends; each context grows by one per step. The contexts
+        and `num_gaps` are the first step's; in every later one all `num_decodes` have a gap.
+        """
+        first = len(self._ends)
+        self._ends.extend(ends_ns)
+        self._kv_used.extend(kv_used_blocks)
+        self._entries.extend(
+            (
+                len(self._ends) - first,
+                start_ns,
+                num_running,
+                num_waiting,
+                num_decodes,
+                num_decodes,
+                decode_context,
+                decode_context_sq,
+                0,
+                0,
+                num_decodes,
+                0,
+                0,
+                num_gaps,
+            )
+        )
+
+    def add_long_gap(self, step: int, ns: int) -> None:
+        """A gap of `ns` that ends with row `step` and began before row `step - 1`."""
+        self._long_gaps.extend((step, ns))
+
+    # -- read when the run is over (a view, so do not append while holding the arrays)
+
+    def table(self) -> dict[str, IntArray]:
+        """The columns described above, equally long; `pandas.DataFrame(log.table())` works."""
+        entries = dict(zip(_ENTRY, _matrix(self._entries, len(_ENTRY)).T, strict=True))
+        repeats = entries.pop("num_steps")
+        first = np.cumsum(repeats) - repeats
+        columns = {name: np.repeat(values, repeats) for name, values in entries.items()}
+        position = np.arange(len(self._ends), dtype=np.int64) - np.repeat(first, repeats)
+
+        ends = np.array(self._ends, dtype=np.int64)
+        later = position > 0
+        columns["start_ns"][later] = ends[np.flatnonzero(later) - 1]
+        columns["num_gaps"][later] = columns["num_decodes"][later]
+        # (c + i)^2 summed over a batch: squares + 2 i contexts + i^2 requests.
+        decodes, context = columns["num_decodes"], columns["decode_context"]
+        columns["decode_context_sq"] += position * (2 * context + position * decodes)
+        columns["decode_context"] = context + position * decodes
+
+        table = {"start_ns": columns.pop("start_ns"), "end_ns": ends}
+        table.update(columns)
+        table["kv_used_blocks"] = np.array(self._kv_used, dtype=np.int64)
+        return table
+
+    def chunks(self) -> tuple[IntArray, IntArray, IntArray]:
+        """(step, tokens, prefix) of every prefill chunk, in schedule order."""
+        step, tokens, prefix = _matrix(self._chunks, 3).T
+        return step, tokens, prefix
+
+    def shapes(self) -> StepShapes:
+        """All steps as the cost model sees them."""
+        table = self.table()
+        chunk_step, chunk_tokens, chunk_prefix = self.chunks()
+        return StepShapes(
+            num_decodes=table["num_decodes"],
+            decode_tokens=table["decode_tokens"],
+            decode_context=table["decode_context"],
+            decode_context_sq=table["decode_context_sq"],
+            num_sampled=table["num_sampled"],
+            num_tokens=table["decode_tokens"] + table["prefill_tokens"],
+            chunk_step=chunk_step,
+            chunk_tokens=chunk_tokens,
+            chunk_prefix=chunk_prefix,
+        )
+
+    def long_gaps(self) -> tuple[IntArray, IntArray]:
+        """(step, ns) of every gap that spans more than one row, sorted by both."""
+        step, ns = _matrix(self._long_gaps, 2).T
+        order = np.lexsort((ns, step))
+        return step[order], ns[order]
+
+    def gaps(self) -> tuple[IntArray, IntArray]:
+        """All inter-token gaps as (ns, how many); not merged, not sorted, no zero weights."""
+        table = self.table()
+        ns = np.diff(table["end_ns"], prepend=table["end_ns"][:1])
+        some = table["num_gaps"] > 0
+        _, long_ns = self.long_gaps()
+        zeros = np.full(1 if self.num_zero_gaps else 0, self.num_zero_gaps, dtype=np.int64)
+        return (
+            np.concatenate((ns[some], long_ns, np.zeros_like(zeros))),
+            np.concatenate((table["num_gaps"][some], np.ones_like(long_ns), zeros)),
+        )
+
+
+def _matrix(values: array[int], width: int) -> IntArray:
+    return np.array(values, dtype=np.int64).reshape(-1, width)
