@@ -1,1 +1,1 @@
-
+"""The policies that ship with the simulator: one small class each, named in `sim/registry.py`."""

@@ -134,11 +134,14 @@ class SchedulingPolicy:
     Orca).
     `prefill-first`: waiting requests that fit make a step of prefills alone, else all running
     requests decode (vLLM V0).
-    `whole-batch`: requests are admitted only when nothing runs; one that finishes early keeps
-    its slot and its KV reservation until the whole batch has finished (FasterTransformer)."""
+    `whole-batch`: requests are admitted only when nothing runs, as many as the slots and the KV
+    blocks allow, and their prompts make one step whatever the token budget; one that finishes
+    early keeps its slot and its KV reservation until the whole batch has finished
+    (FasterTransformer)."""
 
     chunked_prefill: bool | None = None
-    """May a prompt be spread over steps. None: as the engine's `enable_chunked_prefill`."""
+    """May a prompt be spread over steps. None: as the engine's `enable_chunked_prefill`. False:
+    never, and the token budget is at least `max_model_len`, so that every prompt fits a step."""
 
     order: Order = "fcfs"
     """Order of the waiting queue. `fcfs`: arrival; preempted requests return to the front.

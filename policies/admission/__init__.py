@@ -1,0 +1,1 @@
+"""Admission policies: which requests may enter the cluster."""

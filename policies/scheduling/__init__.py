@@ -1,0 +1,1 @@
+"""Scheduling policies: who runs in the next step of a replica."""
