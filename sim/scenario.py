@@ -1,0 +1,287 @@
+"""What is simulated: one tree of plain values, from YAML, flags, `--set path=value` or Python."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from sim.engine.config import EngineConfig
+from sim.errors import UserError, unknown
+from sim.fields import build, coerce, options_of
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy by name (or `module:Class`, `path/to/file.py:Class`) and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """A trace file, and which part of it is used."""
+
+    path: str
+    format: str | None = None
+    """None: detected."""
+    columns: dict[str, str] | None = None
+    """Which column is what, for files of no known format: `{arrival: ts, prompt: in_tok, ...}`."""
+    skip_bad_rows: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        _need(self.replicas >= 1, f"cluster.replicas must be at least 1, got {self.replicas}")
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    timeout_s: float | None = None
+    """A client gives up (and its request is aborted) this long after sending; None: never."""
+
+    def __post_init__(self) -> None:
+        _positive("client.timeout_s", self.timeout_s)
+
+
+@dataclass(frozen=True)
+class SLO:
+    """What a request must meet, seconds; None: no limit. `tpot_s` holds for requests with more
+    than one output token."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _positive(f"slo.{f.name}", getattr(self, f.name))
+
+    def given(self) -> bool:
+        return any(getattr(self, f.name) is not None for f in dataclasses.fields(self))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A complete description of one simulation: the same scenario gives the same result.
+
+    Built by `Scenario.of(...)` or `Scenario.load(path)`; `with_` changes single fields by path.
+    """
+
+    model: str = "Llama-3-8B"
+    gpu: str = "A100-80G"
+    profile: str | None = None
+    """Cost profile, by name or file; None: the one shipped for the GPU."""
+    policy: PolicyChoice = PolicyChoice("chunked")
+    eviction: PolicyChoice = PolicyChoice("lru")
+    admission: PolicyChoice = PolicyChoice("always")
+    routing: PolicyChoice = PolicyChoice("round-robin")
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of EngineConfig; what is left out has vLLM's default for the GPU."""
+    cluster: ClusterSettings = ClusterSettings()
+    trace: TraceSource | None = None
+    generate: Mapping[str, Any] | None = None
+    """A synthetic trace instead of a file: arguments of `traces.generate`."""
+    limit: int | None = None
+    """Only the first so many requests."""
+    start_s: float | None = None
+    end_s: float | None = None
+    """Only requests that arrive in [start, end), seconds on the trace's own clock from its first
+    arrival, before scaling."""
+    rate_scale: float = 1.0
+    """Requests come this many times faster."""
+    client: ClientSettings = ClientSettings()
+    slo: SLO = SLO()
+    warm_up_s: float = 0.0
+    """Requests that arrive earlier than this are served but not measured."""
+    horizon_s: float | None = None
+    """The simulation stops here, whatever is still inside; None: when all is done."""
+    capacity_probe: bool = True
+    """Measure the capacity with a short saturated run of the same requests."""
+    seed: int = 0
+    fast_forward: bool = True
+    """Merge steps where nothing can change (proven equal); False walks every step."""
+
+    def __post_init__(self) -> None:
+        _need(self.trace is None or self.generate is None, "give a trace or generate, not both")
+        _need(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")
+        _positive("rate_scale", self.rate_scale)
+        _positive("horizon_s", self.horizon_s)
+        _need(0 <= self.warm_up_s < 1e9, f"warm_up_s must not be negative, got {self.warm_up_s}")
+        _need(self.seed >= 0, f"seed must not be negative, got {self.seed}")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """From keyword arguments in the form of the YAML file: policies by name or as
+        `{name: ..., option: ...}`, the trace by path or as `{path: ..., ...}`."""
+        return cls.from_dict(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """From the plain tree that `to_dict` gives. UserError for what is unknown or wrong."""
+        given = dict(values)
+        for name in given:
+            if name not in options_of(cls):
+                raise unknown("scenario field", str(name), options_of(cls))
+        for name in ("policy", "eviction", "admission", "routing"):
+            if name in given:
+                given[name] = _choice(given[name], name)
+        if given.get("trace") is not None:
+            given["trace"] = _section(TraceSource, given["trace"], "trace", short="path")
+        for name, section in (("cluster", ClusterSettings), ("client", ClientSettings)):
+            if name in given:
+                given[name] = _section(section, given[name], name)
+        if "slo" in given:
+            given["slo"] = _section(SLO, given["slo"], "slo")
+        if "engine" in given:
+            given["engine"] = _engine(given["engine"])
+        if given.get("generate") is not None:
+            given["generate"] = coerce(given["generate"], dict, "generate")
+        plain = {k: v for k, v in given.items() if not dataclasses.is_dataclass(v)}
+        for name in ("engine", "generate"):
+            plain.pop(name, None)
+        types = options_of(cls)
+        given.update({name: coerce(value, types[name], name) for name, value in plain.items()})
+        return cls(**given)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a YAML file, such as the `scenario.yaml` that `--out` writes."""
+        return cls.from_dict(read_yaml(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain tree; fields that have their default are left out, but for the main ones."""
+        tree: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, PolicyChoice):
+                tree[f.name] = {"name": value.name, **value.options}
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+                tree[f.name] = dataclasses.asdict(value)
+            elif isinstance(value, Mapping):
+                tree[f.name] = {k: _plain(v) for k, v in value.items()}
+            else:
+                tree[f.name] = value
+        return tree
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+    def with_(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with fields changed by dotted path: `{"engine.max_num_seqs": 64}`."""
+        tree = self.to_dict()
+        for path, value in changes.items():
+            set_path(tree, path, value)
+        return self.from_dict(tree)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a scenario file; a relative trace path in it is relative to the file."""
+    file = Path(path)
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a scenario is a mapping of fields, not a {type(tree).__name__}")
+    trace = tree.get("trace")
+    if isinstance(trace, str):
+        tree["trace"] = str(file.parent / trace)
+    elif isinstance(trace, dict) and isinstance(trace.get("path"), str):
+        trace["path"] = str(file.parent / trace["path"])
+    return tree
+
+
+def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Change one field of a plain tree in place: `policy`, `policy.reserve`, `engine.block_size`.
+
+    A policy set by name forgets the options of the one before it.
+    """
+    *parents, last = path.split(".")
+    here = tree
+    for depth, name in enumerate(parents):
+        below = here.get(name)
+        if isinstance(below, str) and depth == 0:
+            below = {"path" if name == "trace" else "name": below}
+        elif below is None:
+            below = {"name": _default_policy(name)} if _is_policy(name) and depth == 0 else {}
+        elif not isinstance(below, dict):
+            raise UserError(f"cannot set {path!r}: {name!r} has no fields")
+        here[name] = here = copy.copy(below)
+    if not last or not all(parents):
+        raise UserError(f"cannot set {path!r}: not of the form field or section.field")
+    here[last] = value
+
+
+def _is_policy(name: str) -> bool:
+    return isinstance(getattr(Scenario, name, None), PolicyChoice)
+
+
+def _default_policy(name: str) -> str:
+    choice: PolicyChoice = getattr(Scenario, name)
+    return choice.name
+
+
+def _choice(value: Any, where: str) -> PolicyChoice:
+    if isinstance(value, PolicyChoice):
+        return value
+    if isinstance(value, str):
+        return PolicyChoice(value)
+    if isinstance(value, Mapping):
+        options = {str(k): v for k, v in value.items()}
+        name = options.pop("name", _default_policy(where))
+        return PolicyChoice(coerce(name, str, f"{where}.name"), options)
+    raise UserError(f"{where} must be a policy's name or a mapping with its name, got {value!r}")
+
+
+def _section(cls: type[Any], value: Any, where: str, short: str | None = None) -> Any:
+    if isinstance(value, cls):
+        return value
+    if short is not None and isinstance(value, str | Path):
+        value = {short: str(value)}
+    if value is None:
+        value = {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} must be a mapping of its fields, got {value!r}")
+    return build(cls, value, where)
+
+
+def _engine(value: Any) -> dict[str, Any]:
+    """Engine settings with the types of EngineConfig; None means vLLM's default."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"engine must be a mapping of its fields, got {value!r}")
+    types = options_of(EngineConfig)
+    for name in value:
+        if name == "policy":
+            raise UserError("engine.policy: name the scheduling policy with --policy instead")
+        if name not in types:
+            raise unknown("field of engine", str(name), types)
+    return {name: coerce(v, types[name] | None, f"engine.{name}") for name, v in value.items()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _need(ok: bool, message: str) -> None:
+    if not ok:
+        raise UserError(message)
+
+
+def _positive(name: str, value: float | None) -> None:
+    _need(value is None or 0 < value < float("inf"), f"{name} must be positive, got {value!r}")
