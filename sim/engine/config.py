@@ -82,10 +82,6 @@ class EngineConfig:
     """Drafts per verification, K; 0 is no speculation."""
     spec_method: str = "ngram"
     """vLLM's `speculative_config.method`."""
-    skip_unused_drafts: bool = False
-    """vLLM's GPU model runner v2 drafts nothing in a step after which every scheduled request is
-    sure not to verify (methods with lookahead slots only). Off in the conformance recordings,
-    which were made without it; `for_gpu` turns it on."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -121,7 +117,6 @@ class EngineConfig:
         if not seqs_given:
             given["max_num_seqs"] = min(given["max_num_seqs"], given["max_num_batched_tokens"])
         given.setdefault("max_cudagraph_capture_size", 1024 if _blackwell(gpu_name) else 512)
-        given.setdefault("skip_unused_drafts", True)
         if "cudagraph_capture_sizes" in given:
             given["cudagraph_capture_sizes"] = tuple(given["cudagraph_capture_sizes"])
         return cls(**given)

@@ -1,0 +1,118 @@
+"""A request inside the engine: how far it is, and what it holds."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from sim.request import Request, Segment, output_key
+
+
+class Stage(IntEnum):
+    """Where a sequence stands with its scheduler."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED = 3
+
+
+class Sequence:
+    """The scheduler's state of one request. Only scheduler and KV cache change it.
+
+    Known tokens are the prompt and the outputs delivered so far. With steps in flight,
+    `num_computed_tokens` counts what is scheduled, not what is done.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_names",
+        "blocks",
+        "id",
+        "in_flight",
+        "is_prefill_chunk",
+        "max_tokens",
+        "name_cursor",
+        "num_computed_tokens",
+        "num_drafts",
+        "num_output_tokens",
+        "num_placeholders",
+        "num_preemptions",
+        "num_registered",
+        "num_stale",
+        "num_tokens",
+        "order_key",
+        "output_content",
+        "priority",
+        "prompt_tokens",
+        "request",
+        "reserved_blocks",
+        "stage",
+        "stop_after",
+        "text",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        arrival: float | None = None,
+        output_content: int | None = None,
+    ) -> None:
+        """`arrival` (default: the request's) breaks ties of priority; any number will do.
+        `output_content` is the content key of the generated tokens (default: by `uid`)."""
+        self.request = request
+        self.id = request.id
+        self.priority = request.priority
+        self.arrival: float = request.arrival_ns if arrival is None else arrival
+        self.prompt_tokens = request.prompt_tokens
+        self.stop_after = request.output_tokens
+        """Outputs after which it stops by itself: the engine learns it only when it happens."""
+        self.max_tokens = max(request.output_tokens, request.max_tokens or 0)
+        """Outputs the client allows: known from the start."""
+        self.output_content = output_key(request.uid) if output_content is None else output_content
+
+        self.stage = Stage.WAITING
+        self.order_key: tuple[object, ...] = ()
+        """Position in a keyed waiting queue."""
+        self.num_tokens = request.prompt_tokens
+        """Known tokens."""
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        """Tokens whose KV is there or being computed, unverified drafts included."""
+        self.num_drafts = 0
+        """Draft tokens to verify in the next step."""
+        self.num_placeholders = 0
+        """Output tokens of steps in flight, at most (asynchronous scheduling)."""
+        self.in_flight = 0
+        """Tokens of steps whose output has not come."""
+        self.num_stale = 0
+        """Tokens in flight from before a preemption: their output counts, their KV is gone."""
+        self.num_preemptions = 0
+        self.is_prefill_chunk = False
+        """Its last schedule left known tokens uncomputed, so it samples nothing."""
+
+        self.blocks: list[int] = []
+        """Block table; 0 is the null block, for tokens that left the sliding window."""
+        self.block_names: list[int] = []
+        """Names (content hashes) of its full blocks, as far as tokens are known."""
+        self.text: tuple[Segment, ...] = ()
+        """The prompt's content, once something asked for it."""
+        self.name_cursor: tuple[int, int] = (0, 0)
+        """Where naming stopped: (piece of `text`, tokens of it already named)."""
+        self.num_registered = 0
+        """Leading blocks that are in the prefix cache, or were skipped there."""
+        self.reserved_blocks = 0
+        """Blocks held beyond what known tokens need, by a reserving policy."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.id} {self.stage.name.lower()} prompt {self.prompt_tokens}"
+            f" out {self.num_output_tokens} computed {self.num_computed_tokens}>"
+        )
+
+    def output_text(self) -> Segment:
+        """The content of the tokens generated so far."""
+        return Segment(self.output_content, 0, self.num_output_tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self.stage is Stage.FINISHED

@@ -1,0 +1,1 @@
+"""The scheduler against recorded schedules of vLLM: `python -m tests.conformance CASE.json`."""
