@@ -134,14 +134,15 @@ class SchedulingPolicy:
     Orca).
     `prefill-first`: waiting requests that fit make a step of prefills alone, else all running
     requests decode (vLLM V0).
-    `whole-batch`: requests are admitted only when nothing runs, as many as the slots and the KV
-    blocks allow, and their prompts make one step whatever the token budget; one that finishes
-    early keeps its slot and its KV reservation until the whole batch has finished
-    (FasterTransformer)."""
+    `whole-batch`: when nothing runs a batch opens and waiting requests join it, over as many steps
+    as the token budget takes for their prompts; it closes with the first step that leaves budget
+    (no more waiting, or no slot or KV blocks for the next), and one that finishes early keeps its
+    slot and its KV reservation until the whole batch has finished (FasterTransformer)."""
 
     chunked_prefill: bool | None = None
-    """May a prompt be spread over steps. None: as the engine's `enable_chunked_prefill`. False:
-    never, and the token budget is at least `max_model_len`, so that every prompt fits a step."""
+    """May a prompt be spread over steps. None: as the user set the engine. A bool decides: the
+    engine's `enable_chunked_prefill` is set to it (False brings vLLM's token budget of at least
+    `max_model_len`, so that every prompt fits a step)."""
 
     order: Order = "fcfs"
     """Order of the waiting queue. `fcfs`: arrival; preempted requests return to the front.
