@@ -117,7 +117,7 @@ class CsvReader:
     def parse(self, first_line: int, block: bytes) -> Columns:
         """The good rows of `block`, whose lines are numbered from `first_line`; raises UserError
         for the first bad one unless those are skipped."""
-        if b'"' in block or block.count(b"\r") != block.count(b"\r\n"):
+        if b'"' in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
             return self._one_by_one(first_line, block)
         if not block:
             return {role: column(role, []) for role in self.at}
@@ -284,8 +284,11 @@ def _dates(text: Bytes, left: Ints, right: Ints) -> tuple[Ints, Mask]:
 
 
 def _days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Mask]:
-    """Days since 1970 of each date, and whether there is such a day. Few distinct dates occur."""
-    keys, place = np.unique((year * 100 + month) * 100 + day, return_inverse=True)
+    """Days since 1970 of each date, and whether there is such a day. Dates change seldom."""
+    dates = (year * 100 + month) * 100 + day
+    changes = np.concatenate(([True], dates[1:] != dates[:-1]))
+    keys, place = np.unique(dates[changes], return_inverse=True)
+    place = place[np.cumsum(changes) - 1]
     epoch = datetime.date(1970, 1, 1).toordinal()
     days = np.zeros(len(keys), dtype=np.int64)
     real = np.zeros(len(keys), dtype=np.bool_)

@@ -107,7 +107,7 @@ def printable(name: str) -> str:
 
 
 def _hash_ids(value: object, what: str) -> list[int]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         shown = values.shown(value)
         raise values.BadRow("malformed", f"{what} is {shown}, not a list of whole numbers")
     if value and not (min(value) >= 0 and max(value) <= values.MAX_NS):

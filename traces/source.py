@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from sim.errors import UserError
 
 from .values import shown
@@ -138,7 +140,7 @@ class Source:
                 head, _, tail = b"".join(rest).rpartition(b"\n")
                 if head:
                     yield line, head + b"\n"
-                    line += head.count(b"\n") + 1
+                    line += _num_lines(head) + 1
                 bad.report(f"line {line}", "truncated", str(error))
                 return
             if line == 1 and not rest:
@@ -153,7 +155,7 @@ class Source:
             if cut:
                 block = b"".join(rest)
                 yield line, block
-                line += block.count(b"\n")
+                line += _num_lines(block)
                 rest = [piece[cut:]]
                 held = len(rest[0])
             elif held > LINE_BYTES:
@@ -163,11 +165,15 @@ class Source:
                     raise UserError(f"{self.shown}: line {line}: {reason}")
                 # a quote that is never closed: the reader of rows will find and name its line
                 yield line, block + newline
-                line += block.count(b"\n") + 1
+                line += _num_lines(block) + 1
                 rest, held, odd = [tail], len(tail), 0
         block = b"".join(rest)
         if block:
             yield line, block if block.endswith(b"\n") else block + b"\n"
+
+
+def _num_lines(block: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n")))
 
 
 def _cut_outside_quotes(piece: bytes, odd: int) -> tuple[int, int]:

@@ -64,7 +64,9 @@ def number(value: object, what: str) -> decimal.Decimal:
 
 def whole(value: object, what: str, low: int, high: int) -> int:
     """`value` as an integer in [low, high]; `374.0` counts as 374."""
-    if isinstance(value, str) and value.isdigit() and value.isascii() and len(value) <= 18:
+    if type(value) is int:
+        result = value
+    elif isinstance(value, str) and value.isdigit() and value.isascii() and len(value) <= 18:
         result = int(value)
     else:
         exact = number(value, what)
@@ -110,6 +112,8 @@ def arrival(value: object, what: str, unit: str) -> int:
     """An arrival as nanoseconds; `unit` is s, ms, us, ns or date (ISO 8601, UTC unless it says)."""
     if unit == "date":
         return date_ns(value, what)
+    if type(value) is int and 0 <= value <= MAX_NS // 10 ** TIME_DIGITS[unit]:
+        return value * 10 ** TIME_DIGITS[unit]
     exact = number(value, what)
     if exact < 0:
         raise BadRow("negative", f"{what} is {shown(value)}, before the clock's start")
