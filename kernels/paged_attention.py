@@ -38,10 +38,12 @@ def decode_config(arch: int, head_dim: int, kv_bytes: int, rows: int) -> DecodeC
     keys and values is held near 32 KB and two to three of them in flight, within the chip's shared memory.
     """
     padded = runtime.next_power_of_2(head_dim)
+    if kv_bytes == 4:  # exact fp32 runs on plain multiply-adds, which hold many operands in registers
+        return DecodeConfig(16, num_warps=4, num_stages=2)
     block_n = max(16, min(128, 16384 // (padded * kv_bytes)))
     if rows > 32:
         block_n = min(block_n, 64)
-    return DecodeConfig(block_n, num_warps=8 if rows > 64 else 4, num_stages=2 if arch == 89 else 3)
+    return DecodeConfig(block_n, num_warps=8 if rows > 64 else 4, num_stages=3)
 
 
 def split_length(chip: runtime.Chip, num_pairs: int, max_seq_len: int, block_n: int) -> int:
@@ -154,8 +156,9 @@ def _decode_kernel(
         b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
         b_m = b_m_new
 
-    # A row without any visible key (l = 0) has acc = 0: its weight in the reduction is exp2(-inf) = 0.
-    b_out = b_acc / tl.where(b_l == 0.0, 1.0, b_l)[:, None]
+    # A row without any visible key (l = 0) has acc = 0 and m = -inf: its weight in the reduction is exp2(-inf) = 0.
+    b_l = tl.where(b_l == 0.0, 1.0, b_l)
+    b_out = b_acc / b_l[:, None]
     if FP8:
         b_out = b_out * tl.load(VScale + i_kvh)
     if num_splits == 1:

@@ -1,0 +1,82 @@
+"""The launches that must compile: each is a wrapper called on meta tensors, shapes of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.flash_prefill import flash_prefill
+from kernels.paged_attention import paged_decode
+
+BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """A tensor of this shape without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def cache_of(head_dim: int, kv_heads: int, dtype: torch.dtype, block: int = 16) -> dict[str, Any]:
+    cache = meta(8192, block, kv_heads, head_dim, dtype=dtype)
+    scale = meta(kv_heads, dtype=F32) if dtype == torch.float8_e4m3fn else None
+    return dict(k_cache=cache, v_cache=cache, k_scale=scale, v_scale=scale)
+
+
+def decode(
+    head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype = BF16, fp8: bool = False, drafts: int = 0,
+    window: int | None = None,
+) -> Callable[[], Any]:  # fmt: skip
+    def call() -> None:
+        tokens = 32 * (1 + drafts)
+        paged_decode(
+            meta(tokens, heads, head_dim, dtype=dtype),
+            **cache_of(head_dim, kv_heads, torch.float8_e4m3fn if fp8 else dtype),
+            block_table=meta(32, 512, dtype=I32), seq_lens=meta(32, dtype=I32), max_seq_len=8192, window=window,
+            query_start=meta(33, dtype=I32) if drafts else None, max_query_len=1 + drafts,
+        )  # fmt: skip
+
+    return call
+
+
+def prefill(
+    head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype = BF16, paged: bool = True, fp8: bool = False,
+    window: int | None = None, longest: int = 8192,
+) -> Callable[[], Any]:  # fmt: skip
+    def call() -> None:
+        query, start = meta(16384, heads, head_dim, dtype=dtype), meta(9, dtype=I32)
+        if not paged:
+            key = meta(16384, kv_heads, head_dim, dtype=dtype)
+            flash_prefill(query, key, key, start, longest, window=window)
+            return
+        cache = cache_of(head_dim, kv_heads, torch.float8_e4m3fn if fp8 else dtype)
+        flash_prefill(
+            query, cache.pop("k_cache"), cache.pop("v_cache"), start, longest, **cache,
+            block_table=meta(8, 512, dtype=I32), seq_lens=meta(8, dtype=I32), window=window,
+        )  # fmt: skip
+
+    return call
+
+
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "decode-D64-G4-bf16": decode(64, 32, 8),
+    "decode-D80-G1-fp16": decode(80, 32, 32, F16),
+    "decode-D96-G1-bf16": decode(96, 32, 32),
+    "decode-D128-G4-bf16": decode(128, 32, 8),
+    "decode-D128-G8-bf16-drafts4": decode(128, 64, 8, drafts=4),
+    "decode-D128-G4-fp8": decode(128, 32, 8, fp8=True),
+    "decode-D128-G7-bf16-window": decode(128, 28, 4, window=4096),
+    "decode-D128-G4-fp32": decode(128, 32, 8, F32),
+    "decode-D256-G2-bf16": decode(256, 16, 8),
+    "prefill-D64-G4-bf16": prefill(64, 32, 8),
+    "prefill-D80-G1-fp16": prefill(80, 32, 32, F16),
+    "prefill-D96-G1-bf16": prefill(96, 32, 32),
+    "prefill-D128-G4-bf16": prefill(128, 32, 8),
+    "prefill-D128-G4-bf16-contiguous": prefill(128, 32, 8, paged=False),
+    "prefill-D128-G4-bf16-short": prefill(128, 32, 8, longest=16),
+    "prefill-D128-G7-bf16-window": prefill(128, 28, 4, window=4096),
+    "prefill-D128-G4-fp8": prefill(128, 32, 8, fp8=True),
+    "prefill-D128-G4-fp32": prefill(128, 32, 8, F32),
+    "prefill-D256-G2-bf16": prefill(256, 16, 8),
+}
