@@ -14,7 +14,7 @@ from sim.errors import UserError
 from .rows import Column, Columns, column, dtype
 from .schema import Schema
 from .source import BadRows, Source
-from .values import MAX_NS, MAX_TOKENS, TIME_DIGITS, BadRow
+from .values import MAX_NS, MAX_TOKENS, UNIT_NS, BadRow
 
 BATCH_ROWS = 1 << 17
 
@@ -84,7 +84,7 @@ def _at_once(role: str, array: Any, schema: Schema) -> Column | None:
     if array.null_count:
         return None
     if types.is_timestamp(array.type) and role == "arrival":
-        scale = 10 ** TIME_DIGITS[array.type.unit]
+        scale = UNIT_NS[array.type.unit]
         stamps: Column = array.cast("int64").to_numpy(zero_copy_only=False)
         if len(stamps) and int(np.abs(stamps).max()) > MAX_NS // scale:
             return None
@@ -106,7 +106,7 @@ def _at_once(role: str, array: Any, schema: Schema) -> Column | None:
 def _times(numbers: Column, unit: str) -> Column | None:
     if unit == "date" or (len(numbers) and not numbers.min() >= 0):
         return None
-    scale = 10 ** TIME_DIGITS[unit]
+    scale = UNIT_NS[unit]
     if numbers.dtype.kind == "f":
         numbers = numbers.astype(np.float64)
         if not np.isfinite(numbers).all() or (len(numbers) and numbers.max() * scale > 9e18):
@@ -156,7 +156,7 @@ def _one_by_one(
 
 
 def _stamp(value: int, unit: str) -> int:
-    result = value * 10 ** TIME_DIGITS[unit]
+    result = value * UNIT_NS[unit]
     if abs(result) > MAX_NS:
         raise BadRow("range", "arrival is outside the years 1678 to 2261")
-    return int(result)
+    return result

@@ -17,6 +17,7 @@ MIN_NS, MAX_NS = -(2**63), 2**63 - 1
 
 TIME_DIGITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 """Decimal digits between a time unit and the nanosecond."""
+UNIT_NS: dict[str, int] = {unit: 10**digits for unit, digits in TIME_DIGITS.items()}
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _DATE = re.compile(
@@ -112,8 +113,8 @@ def arrival(value: object, what: str, unit: str) -> int:
     """An arrival as nanoseconds; `unit` is s, ms, us, ns or date (ISO 8601, UTC unless it says)."""
     if unit == "date":
         return date_ns(value, what)
-    if type(value) is int and 0 <= value <= MAX_NS // 10 ** TIME_DIGITS[unit]:
-        return value * 10 ** TIME_DIGITS[unit]
+    if type(value) is int and 0 <= value <= MAX_NS // UNIT_NS[unit]:
+        return value * UNIT_NS[unit]
     exact = number(value, what)
     if exact < 0:
         raise BadRow("negative", f"{what} is {shown(value)}, before the clock's start")
