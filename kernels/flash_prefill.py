@@ -31,22 +31,26 @@ class PrefillConfig(NamedTuple):
     num_stages: int
 
 
-def prefill_config(arch: int, head_dim: int, element_size: int, rows: int) -> PrefillConfig:
-    """Tile for a chip, head dimension, bytes per number, and the rows of the longest chunk (tokens x group).
+def prefill_config(arch: int, head_dim: int, element_size: int, rows: int, window: bool) -> PrefillConfig:
+    """Tile for a chip, head dimension, bytes per number, rows of the longest chunk (tokens x group), window or not.
 
-    Hopper: 128 rows are two warp groups of wgmma; 128 keys where two stages of them fit into 227 KB. Ampere and Ada
-    hold fewer keys (163 and 99 KB). fp32 runs on plain multiply-adds and takes small tiles.
+    Chosen so that nothing spills: Hopper keeps 128 rows as two warp groups of wgmma and 128 keys in two stages of its
+    227 KB; a window adds a third loop, hence fewer keys. Ampere and Ada hold the operands of a product in registers,
+    which limits them before their 163 and 99 KB do. Exact fp32 runs on plain multiply-adds in small tiles.
     """
-    if element_size == 4:
-        return PrefillConfig(16, 16, 4, 2)
     padded = runtime.next_power_of_2(head_dim)
-    block_m = 64 if rows <= 64 or (arch < 90 and padded == 256) else 128
-    warps = 8 if block_m == 128 else 4
+    if element_size == 4:
+        return PrefillConfig(16, 16, num_warps=4, num_stages=2)
+    if padded == 256:
+        if arch >= 90 and rows > 64:
+            return PrefillConfig(128, 32, num_warps=8, num_stages=2)
+        return PrefillConfig(64, 32, num_warps=8, num_stages=2)
+    block_m, num_warps = (64, 4) if rows <= 64 else (128, 8)
     if arch >= 90:
-        return PrefillConfig(block_m, 64 if padded == 256 else 128, warps, 2)
-    if arch == 80:
-        return PrefillConfig(block_m, 32 if padded == 256 else 64, warps, 3)
-    return PrefillConfig(block_m, 32 if padded == 256 else 64, warps, 2)
+        if window or rows <= 64:
+            return PrefillConfig(block_m, 64, num_warps, num_stages=3)
+        return PrefillConfig(block_m, 128, num_warps, num_stages=2)
+    return PrefillConfig(block_m, 64 if padded == 64 and rows > 64 else 32, num_warps, num_stages=3)
 
 
 @triton.jit
@@ -258,7 +262,9 @@ def flash_prefill(
         return out
 
     chip = runtime.chip(query.device)
-    config = config or prefill_config(chip.arch, head_dim, query.element_size(), max_query_len * group)
+    if config is None:
+        rows = max_query_len * group
+        config = prefill_config(chip.arch, head_dim, query.element_size(), rows, window is not None)
     block_m = max(config.block_m, runtime.next_power_of_2(group))
     num_tiles = num_tokens // (block_m // group) + num_requests
     strides = (*key.stride()[:3], *value.stride()[:3]) if paged else (0, *key.stride()[:2], 0, *value.stride()[:2])

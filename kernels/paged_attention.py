@@ -42,7 +42,7 @@ def decode_config(arch: int, head_dim: int, kv_bytes: int, rows: int) -> DecodeC
         return DecodeConfig(16, num_warps=4, num_stages=2)
     block_n = max(16, min(128, 16384 // (padded * kv_bytes)))
     if rows > 32:
-        block_n = min(block_n, 64)
+        block_n = min(block_n, 64 if arch >= 90 else 32)
     return DecodeConfig(block_n, num_warps=8 if rows > 64 else 4, num_stages=3)
 
 

@@ -64,15 +64,18 @@ def source_of(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> 
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
-def resources(cubin: bytes, folder: Path) -> dict[str, int]:
-    """Registers a thread and bytes of local memory a thread (spills), from the compiled kernel."""
+def resources(cubin: bytes, folder: Path) -> dict[str, Any]:
+    """Registers and bytes of local memory (spills) a thread, from the compiled kernel; or why they are not known."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     tool = triton.knobs.nvidia.cuobjdump.path
-    text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    try:
+        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        return {"unknown": f"{tool} did not read the compiled kernel: {error}"}
     found = RESOURCES.search(text)
     if found is None:
-        raise RuntimeError(f"cuobjdump printed no resource usage: {text[-200:]!r}")
+        return {"unknown": f"{tool} printed no resource usage"}
     registers, stack, _, local = map(int, found.groups())
     return {"registers": registers, "local_bytes": stack + local}
 

@@ -65,6 +65,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "decode-D96-G1-bf16": decode(96, 32, 32),
     "decode-D128-G4-bf16": decode(128, 32, 8),
     "decode-D128-G8-bf16-drafts4": decode(128, 64, 8, drafts=4),
+    "decode-D128-G8-bf16-drafts15": decode(128, 64, 8, drafts=15),
     "decode-D128-G4-fp8": decode(128, 32, 8, fp8=True),
     "decode-D128-G7-bf16-window": decode(128, 28, 4, window=4096),
     "decode-D128-G4-fp32": decode(128, 32, 8, F32),
