@@ -1,0 +1,1 @@
+"""Predictions for published deployments, beside what was measured there."""
