@@ -187,13 +187,14 @@ class CsvReader:
 
     def _row(self, line: int, raw: bytes) -> dict[str, object] | None:
         """The values of one row, or None when it was bad and skipped."""
+        text = raw.decode(errors="surrogateescape")
         try:
-            cells = split_row(raw.decode(errors="surrogateescape"), self.layout.delimiter)
+            cells = split_row(text, self.layout.delimiter)
             if cells is None:
-                raise BadRow("malformed", f"a quote is not closed or misplaced in {shown(raw)}")
+                raise BadRow("malformed", f"a quote is not closed or misplaced in {shown(text)}")
             if len(cells) != len(self.layout.names):
-                count, expected = len(cells), len(self.layout.names)
-                raise BadRow("malformed", f"has {count} cells, {expected} expected: {shown(raw)}")
+                expected = f"expected {len(self.layout.names)} cells, found {len(cells)}"
+                raise BadRow("malformed", f"{expected}: {shown(text)}")
             row = {role: self.converters[role](cells[at]) for role, at in self.at.items()}
         except BadRow as bad:
             self.bad.report(f"line {line}", bad.kind, bad.reason)

@@ -127,8 +127,11 @@ class _Reader:
             if selection.done:
                 break
         if not selection.rows_read:
-            skipped = f" ({bad.total} rows skipped; {bad.first})" if bad.total else ""
-            raise UserError(f"{self.source.shown}: has no requests{skipped}")
+            if bad.total:
+                reason = f"has no usable row ({bad.total} skipped; {bad.first})"
+            else:
+                reason = "has a header, but no rows"
+            raise UserError(f"{self.source.shown}: {reason}")
         if selection.missed:
             # an earlier arrival turned up after the window's start had been settled
             again = Selection(
@@ -175,6 +178,7 @@ class _Reader:
                 f"{shown}: has no requests in that window; its arrivals span 0 to "
                 f"{(last - first) / 1e9:.3f} s" + (" (or more)" if selection.done else "")
             )
+        counts["rows_read"] += bad.total
         counts["rows_skipped"] = bad.total
         for kind, count in sorted(bad.counts.items()):
             counts[f"rows_skipped_{kind}"] = count

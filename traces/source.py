@@ -17,6 +17,8 @@ from sim.errors import UserError
 from .values import shown
 
 READ_BYTES = 1 << 22
+PACKED_BYTES = 1 << 16
+"""Compressed bytes at a time: what comes before damage is not lost."""
 LINE_BYTES = 1 << 26
 """A line (or quoted row) longer than this is taken for junk."""
 GZIP = b"\x1f\x8b"
@@ -64,7 +66,8 @@ class Source:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.shown = str(path) if str(path).isprintable() else shown(str(path), 200)
+        name = str(path)
+        self.shown = name if name.isprintable() and len(name) <= 500 else shown(name, 200)
         try:
             mode = self.path.stat().st_mode
             if stat.S_ISDIR(mode):
@@ -221,7 +224,7 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
     ended = False
     while True:
         if not raw:
-            raw = file.read(READ_BYTES)
+            raw = file.read(PACKED_BYTES)
             if not raw and ended:
                 return
             if not raw and (piece := stream.decompress(b"", READ_BYTES)):

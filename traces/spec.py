@@ -10,7 +10,6 @@ written as a mapping, `{lognormal: {median: 1020, p90: 2735}}`.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +109,9 @@ def number(value: object, what: str) -> float:
 def count(value: object, what: str) -> int:
     """A whole number, as in 10000 or 1e4; raises UserError."""
     result = number(value, what)
-    if result != int(result) if abs(result) < 1e18 else True:
+    if abs(result) > 2**53:
+        raise UserError(f"{what} is {result:g}, too large")
+    if result != int(result):
         raise UserError(f"{what} is {result:g}, not a whole number")
     return int(result)
 
@@ -128,7 +129,7 @@ def length(value: object, what: str, observed: Callable[[str, Call], Any]) -> le
     empirical(FILE). `observed(file, call)` gives the lengths of a trace. Raises UserError."""
     item = call(value, what)
     if item.name[:1].isdigit() and not item.quoted:
-        return lengths.Fixed(count(item, what))
+        return _built(lengths.Fixed, {"tokens": count(item, what)}, what)
     known: dict[str, Callable[..., lengths.Lengths]] = {
         "fixed": lengths.Fixed,
         "uniform": lengths.Uniform,
@@ -138,18 +139,25 @@ def length(value: object, what: str, observed: Callable[[str, Call], Any]) -> le
         return lengths.Empirical(observed(file_of(item, what), item))
     if item.name not in known:
         raise unknown(f"length distribution for {what}", item.name, [*known, "empirical"])
-    kinds = {f.name: f.type for f in dataclasses.fields(known[item.name])}  # type: ignore[arg-type]
-    given = bind(item, list(kinds), what)
-    convert = {
-        key: number(part, f"{what}: {key}")
-        if kinds[key] == "float"
-        else count(part, f"{what}: {key}")
+    options = inspect.signature(known[item.name]).parameters
+    given = bind(item, list(options), what)
+    for key, option in options.items():
+        if option.default is option.empty and key not in given:
+            raise UserError(f"{what}: {item.name} needs {key}")
+    converted = {
+        key: (number if options[key].annotation == "float" else count)(part, f"{what}: {key}")
         for key, part in given.items()
     }
+    return _built(known[item.name], converted, what)
+
+
+def _built(
+    kind: Callable[..., lengths.Lengths], options: Mapping[str, float], what: str
+) -> lengths.Lengths:
     try:
-        return known[item.name](**convert)
-    except TypeError:
-        raise UserError(f"{what}: {item.name} needs {', '.join(kinds)}") from None
+        return kind(**options)
+    except UserError as error:
+        raise UserError(f"{what}: {error}") from None
 
 
 def bind(item: Call, names: Sequence[str], what: str) -> dict[str, Call]:
