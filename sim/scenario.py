@@ -16,6 +16,15 @@ from sim.errors import UserError, unknown
 from sim.fields import build, coerce, options_of
 
 
+def _need(ok: bool, message: str) -> None:
+    if not ok:
+        raise UserError(message)
+
+
+def _positive(name: str, value: float | None) -> None:
+    _need(value is None or 0 < value < float("inf"), f"{name} must be positive, got {value!r}")
+
+
 @dataclass(frozen=True)
 class PolicyChoice:
     """A policy by name (or `module:Class`, `path/to/file.py:Class`) and its options."""
@@ -34,6 +43,22 @@ class TraceSource:
     columns: dict[str, str] | None = None
     """Which column is what, for files of no known format: `{arrival: ts, prompt: in_tok, ...}`."""
     skip_bad_rows: bool = False
+    arrivals: str | None = None
+    """Arrival process (`poisson:rate=8`) for a file without arrivals, or instead of its own."""
+
+
+@dataclass(frozen=True)
+class CostSettings:
+    """How the time of a step is found."""
+
+    profile: str | None = None
+    """A profile file made by `calibrate`; None: the profile shipped for the GPU."""
+    engine_version: str = "0.33.0"
+    """vLLM version whose host work is modelled."""
+    frontend: str = "http"
+    """What lies between client and engine: http, network, in-process or none."""
+    host_zero: bool = False
+    """Leave out all host time (for closed-form checks)."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +104,7 @@ class Scenario:
 
     model: str = "Llama-3-8B"
     gpu: str = "A100-80G"
-    profile: str | None = None
-    """Cost profile, by name or file; None: the one shipped for the GPU."""
+    cost: CostSettings = CostSettings()
     policy: PolicyChoice = PolicyChoice("chunked")
     eviction: PolicyChoice = PolicyChoice("lru")
     admission: PolicyChoice = PolicyChoice("always")
@@ -89,8 +113,8 @@ class Scenario:
     """Fields of EngineConfig; what is left out has vLLM's default for the GPU."""
     cluster: ClusterSettings = ClusterSettings()
     trace: TraceSource | None = None
-    generate: Mapping[str, Any] | None = None
-    """A synthetic trace instead of a file: arguments of `traces.generate`."""
+    generate: str | dict[str, Any] | None = None
+    """A synthetic trace instead of a file: a workload as `traces.generate` takes it."""
     limit: int | None = None
     """Only the first so many requests."""
     start_s: float | None = None
@@ -137,20 +161,15 @@ class Scenario:
                 given[name] = _choice(given[name], name)
         if given.get("trace") is not None:
             given["trace"] = _section(TraceSource, given["trace"], "trace", short="path")
-        for name, section in (("cluster", ClusterSettings), ("client", ClientSettings)):
+        for name, section in _SECTIONS.items():
             if name in given:
                 given[name] = _section(section, given[name], name)
-        if "slo" in given:
-            given["slo"] = _section(SLO, given["slo"], "slo")
         if "engine" in given:
             given["engine"] = _engine(given["engine"])
-        if given.get("generate") is not None:
-            given["generate"] = coerce(given["generate"], dict, "generate")
-        plain = {k: v for k, v in given.items() if not dataclasses.is_dataclass(v)}
-        for name in ("engine", "generate"):
-            plain.pop(name, None)
         types = options_of(cls)
-        given.update({name: coerce(value, types[name], name) for name, value in plain.items()})
+        for name, value in given.items():
+            if name != "engine" and not dataclasses.is_dataclass(value):
+                given[name] = coerce(value, types[name], name)
         return cls(**given)
 
     @classmethod
@@ -159,7 +178,7 @@ class Scenario:
         return cls.from_dict(read_yaml(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """The plain tree; fields that have their default are left out, but for the main ones."""
+        """The plain tree, every field in it; `from_dict` reads it back."""
         tree: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -182,6 +201,14 @@ class Scenario:
         for path, value in changes.items():
             set_path(tree, path, value)
         return self.from_dict(tree)
+
+
+_SECTIONS: dict[str, type] = {
+    "cost": CostSettings,
+    "cluster": ClusterSettings,
+    "client": ClientSettings,
+    "slo": SLO,
+}
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -214,7 +241,7 @@ def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
     here = tree
     for depth, name in enumerate(parents):
         below = here.get(name)
-        if isinstance(below, str) and depth == 0:
+        if isinstance(below, str) and depth == 0 and (name == "trace" or _is_policy(name)):
             below = {"path" if name == "trace" else "name": below}
         elif below is None:
             below = {"name": _default_policy(name)} if _is_policy(name) and depth == 0 else {}
@@ -276,12 +303,3 @@ def _engine(value: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _need(ok: bool, message: str) -> None:
-    if not ok:
-        raise UserError(message)
-
-
-def _positive(name: str, value: float | None) -> None:
-    _need(value is None or 0 < value < float("inf"), f"{name} must be positive, got {value!r}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import simpy
 
@@ -19,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 def arrivals(
     clock: Clock, cluster: Cluster, trace: Trace, progress: Progress | None = None
-) -> Iterator[simpy.Event]:
+) -> Generator[simpy.Event, Any, None]:
     """SimPy process: every request of `trace` enters `cluster` at its arrival, in trace order."""
     now = clock.now_ns
     for done, request in enumerate(requests(trace)):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 
 import simpy
 from simpy.core import StopSimulation
 from simpy.events import EventPriority
 
 
-class Rank(IntEnum):
+class Rank:
     """Who goes first at one instant: SimPy's event priorities, smallest first."""
 
-    ARRIVE = 1
-    ABORT = 2
-    PLAN = 3
-    STOP = 4
+    ARRIVE = EventPriority(1)
+    ABORT = EventPriority(2)
+    PLAN = EventPriority(3)
+    STOP = EventPriority(4)
 
 
 class Environment(simpy.Environment):
@@ -48,14 +47,17 @@ class Clock:
         return self.env._now
 
     def alarm(
-        self, time_ns: int, rank: int, callback: Callable[[simpy.Event], None] | None = None
+        self,
+        time_ns: int,
+        rank: EventPriority,
+        callback: Callable[[simpy.Event], None] | None = None,
     ) -> Alarm:
         """An alarm at `time_ns` (not before now): calls `callback`, resumes a process that yields
         it, or both."""
         env = self.env
         self.num_events += 1
         alarm = Alarm(env, callback)
-        env.schedule(alarm, EventPriority(rank), time_ns - env._now)
+        env.schedule(alarm, rank, time_ns - env._now)
         return alarm
 
     def run(self, until_ns: int | None = None) -> None:

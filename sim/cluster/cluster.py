@@ -140,7 +140,8 @@ class Cluster:
         delay = self._cost.arrival_ns(request.prompt_tokens)
         if delay:
             self._travelling[request.uid] = request
-            self.clock.alarm(self.now_ns + delay, Rank.ARRIVE, partial(self._reach, request))
+            now = self.clock.env._now
+            self.clock.alarm(now + delay, Rank.ARRIVE, partial(self._reach, request))
         else:
             self.replicas[index].submit(request)
 

@@ -105,7 +105,7 @@ def _mean_rest(prompt: IntArray, output: IntArray, block: int) -> FloatArray:
     count = np.maximum(output - 1, 0)
 
     def upto(n: IntArray) -> IntArray:  # sum of (-t) mod block for t = 1 ... n
-        whole, part = np.divmod(n, block)
+        whole, part = n // block, n % block
         return whole * (block * (block - 1) // 2) + part * (2 * block - 1 - part) // 2
 
     total = upto(prompt + count) - upto(prompt)

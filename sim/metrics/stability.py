@@ -74,7 +74,9 @@ def assess(
     stability = Stability(
         verdict=STABLE,
         offered_requests_per_s=offered,
-        served_requests_per_s=int((done_ns >= 0).sum()) / ((end - first) / NS) if end > first else None,
+        served_requests_per_s=int((done_ns >= 0).sum()) / ((end - first) / NS)
+        if end > first
+        else None,
         capacity_requests_per_s=limit,
         utilisation=load,
         overloaded_fraction=_overloaded(arrival_ns, first, last, limit),

@@ -1,0 +1,89 @@
+"""What a run leaves for machines: one JSON document, and a folder of tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.errors import UserError
+
+if TYPE_CHECKING:
+    from sim.result import Result
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """The document as JSON; numbers that are not finite are null, as JSON has none."""
+    return json.dumps(_plain(document), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def with_wall_time(result: Result) -> dict[str, Any]:
+    """The summary and the wall seconds of the event loop, which no file records."""
+    summary = dict(result.summary)
+    summary["run"] = {**summary["run"], "wall_s": result.wall_s}
+    return summary
+
+
+def prepare_folder(path: str | Path) -> Path:
+    """Make the folder, before a long run rather than after it. Raises UserError."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot write there: {error.strerror or error}") from None
+    return folder
+
+
+def write_folder(result: Result, folder: Path) -> None:
+    """requests.parquet, steps.parquet, summary.json, scenario.yaml. The same scenario gives the
+    same bytes. Raises UserError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(pa.table(result.request_columns()), folder / "requests.parquet")
+        # A replica at a time: the expanded tables of a long run would not fit together.
+        writer: Any = None
+        for replica in range(len(result.logs)):
+            table = pa.table(result.step_columns(replica))
+            if writer is None:
+                writer = pq.ParquetWriter(folder / "steps.parquet", table.schema)
+            writer.write_table(table)
+        writer.close()
+        (folder / "summary.json").write_text(to_json(result.summary) + "\n", encoding="utf-8")
+        (folder / "scenario.yaml").write_text(_rerunnable(result), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write: {error.strerror or error}") from None
+
+
+def _rerunnable(result: Result) -> str:
+    """The scenario as YAML that works from any folder: its paths are absolute."""
+    scenario = result.scenario
+    changes: dict[str, Any] = {}
+    if scenario.trace is not None:
+        changes["trace.path"] = str(Path(scenario.trace.path).resolve())
+    if scenario.cost.profile is not None:
+        changes["cost.profile"] = str(Path(scenario.cost.profile).resolve())
+    for name in ("policy", "eviction", "admission", "routing"):
+        place, colon, cls = getattr(scenario, name).name.rpartition(":")
+        if colon and place.endswith(".py"):
+            changes[f"{name}.name"] = f"{Path(place).resolve()}:{cls}"
+    return scenario.with_(changes).to_yaml()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

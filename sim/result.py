@@ -1,0 +1,181 @@
+"""What a simulation gives back: the summary, and the request and step tables as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sim.cluster.records import STATUSES
+from sim.cost.interface import CostModel
+from sim.engine.config import EngineConfig
+from sim.engine.log import StepLog
+from sim.metrics.capacity import Capacity
+from sim.metrics.distribution import NS, IntArray
+from sim.metrics.requests import RequestTimes, client_times
+from sim.metrics.summary import Observed, summarise
+from sim.protocols import SchedulingPolicy
+from sim.request import Request, Trace
+from sim.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class ResolvedSystem(Protocol):
+    """What a result needs to know of the system that was simulated."""
+
+    config: EngineConfig
+    cost: CostModel
+    notes: list[str]
+
+    @property
+    def fast(self) -> bool: ...
+
+    def policy(self, replica: int) -> SchedulingPolicy: ...
+
+
+@dataclass
+class Result:
+    """One finished (or stopped) run. Tables and summary are made when first asked for."""
+
+    scenario: Scenario
+    trace: Trace | None
+    submitted: dict[int, Request]
+    """Requests that came in from outside the trace, by uid."""
+    rows: dict[str, IntArray]
+    reasons: Sequence[str]
+    logs: Sequence[StepLog]
+    system: ResolvedSystem = field(repr=False)
+    capacity: Capacity | None
+    end_ns: int
+    num_events: int
+    wall_s: float
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The JSON document, but for `run.wall_s`: equal for equal scenarios."""
+        config = self.system.config
+        seen = Observed(
+            rows=self.rows,
+            reasons=self.reasons,
+            logs=self.logs,
+            num_blocks=config.num_usable_blocks,
+            config=config,
+            cost=self.system.cost,
+            policy=self.system.policy(0),
+            capacity=self.capacity,
+            end_ns=self.end_ns,
+        )
+        found = summarise(seen, self.scenario.slo, self.scenario.warm_up_s)
+        steps = found.pop("steps")
+        head: dict[str, Any] = {"trace": self._trace_section()}
+        found["run"] = {
+            "seed": self.scenario.seed,
+            "steps": steps,
+            "events": self.num_events,
+            "simulated_s": self.end_ns / NS,
+            "replicas": len(self.logs),
+            "engine": "fast" if self.system.fast else "plain",
+            "policy": self.scenario.policy.name,
+            "notes": self.system.notes,
+        }
+        return head | found
+
+    def _trace_section(self) -> dict[str, Any]:
+        trace = self.trace
+        if trace is None:
+            return {"name": "live", "format": "live", "requests": len(self.submitted), "counts": {}}
+        return {
+            "name": trace.name,
+            "format": trace.format,
+            "requests": len(trace),
+            "counts": dict(trace.counts),
+        }
+
+    @cached_property
+    def _times(self) -> RequestTimes:
+        return client_times(self.rows, self.logs, self.system.cost)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request that arrived, by uid. Times in seconds from the start of the
+        simulation, latencies as the client saw them; missing values are NaN."""
+        import pandas as pd
+
+        return pd.DataFrame(self.request_columns())
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row per engine step: `replica`, then the columns of `StepLog.table()`, with
+        `start_s` and `end_s` in seconds."""
+        import pandas as pd
+
+        tables = [pd.DataFrame(self.step_columns(i)) for i in range(len(self.logs))]
+        return pd.concat(tables, ignore_index=True)
+
+    def request_columns(self) -> dict[str, Any]:
+        """The columns of `requests`."""
+        rows, times = self.rows, self._times
+        statuses = np.array([s.value for s in STATUSES], dtype=object)
+        table: dict[str, Any] = {
+            "id": self._texts("ids", "id"),
+            "status": statuses[rows["status"]],
+            "reason": np.array(self.reasons, dtype=object)[rows["reason"]],
+            "replica": rows["replica"],
+            "arrival_s": rows["arrival_ns"] / NS,
+            "prompt_tokens": rows["prompt_tokens"],
+            "output_tokens": rows["output_tokens"],
+            "wanted_tokens": rows["wanted_tokens"],
+            "ttft_s": times.ttft_s,
+            "tpot_s": times.tpot_s,
+            "e2e_s": times.e2e_s,
+            "queue_s": times.queue_s,
+        }
+        for name in ("queued", "first_scheduled", "first_token", "finish"):
+            ns = rows[f"{name}_ns"]
+            table[f"{name}_s"] = np.where(ns >= 0, ns / NS, np.nan)
+        for name in ("cached_tokens", "preemptions", "recomputed_tokens"):
+            table[name] = rows[name]
+        for name in ("tenant", "session"):
+            if self._has(name):
+                table[name] = self._texts(name, name)
+        if self._has("priority"):
+            table["priority"] = np.array(self._fields("priority", "priority"), dtype=np.int64)
+        return table
+
+    def step_columns(self, replica: int) -> dict[str, Any]:
+        """The columns of `steps`, of one replica."""
+        columns = self.logs[replica].table()
+        start, end = columns.pop("start_ns"), columns.pop("end_ns")
+        head: dict[str, Any] = {
+            "replica": np.full(len(start), replica, dtype=np.int64),
+            "start_s": start / NS,
+            "end_s": end / NS,
+        }
+        return head | columns
+
+    def _has(self, name: str) -> bool:
+        if self.trace is not None and getattr(self.trace, name) is not None:
+            return True
+        return any(getattr(r, name) for r in self.submitted.values())
+
+    def _texts(self, column: str, name: str) -> Any:
+        return np.array([str(value) for value in self._fields(column, name)], dtype=object)
+
+    def _fields(self, column: str, name: str) -> list[Any]:
+        """A field of every request: from the trace's column, or from a submitted request."""
+        values = getattr(self.trace, column) if self.trace is not None else None
+        missing: Any = 0 if name == "priority" else ""
+        found = []
+        for uid in self.rows["uid"].tolist():
+            if uid in self.submitted:
+                found.append(getattr(self.submitted[uid], name))
+            elif values is None:
+                found.append(uid if name == "id" else missing)
+            else:
+                found.append(values[uid])
+        return found
