@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import simpy
-from simpy.core import StopSimulation
 from simpy.events import EventPriority
 
 
@@ -67,5 +66,4 @@ class Clock:
         else:
             stop = self.alarm(until_ns, Rank.STOP)
             self.num_events -= 1
-            stop.callbacks.append(StopSimulation.callback)
             self.env.run(stop)

@@ -24,7 +24,7 @@ TOLERANCE = 0.03
 """Relative uncertainty of a measured capacity."""
 SAMPLES = 400
 LONG_RUN = 8
-"""The queue's growth is evidence when arrivals last this many times a typical request."""
+"""The queue's growth is evidence when arrivals last this many times a typical service."""
 WINDOW_S = 60.0
 WINDOW_REQUESTS = 400
 """Windows for a load that varies: at least a minute, and enough requests (5 % of counting noise)
@@ -86,8 +86,8 @@ def assess(
         rejected_fraction=rejected / n if n else 0.0,
         capacity_probe_requests=capacity.requests if capacity is not None else 0,
     )
-    typical_s = _typical_s(arrival_ns, done_ns)
-    long = span_s >= LONG_RUN * typical_s and n >= 200
+    service_s = _typical_s(scheduled_ns, done_ns)
+    long = span_s >= LONG_RUN * service_s and n >= 200
     _judge(stability, waiting, long, span_s)
     return stability
 
@@ -209,10 +209,11 @@ def _overloaded(arrival: IntArray, first: int, last: int, limit: float | None) -
     return float(np.mean(per_window > limit * window_s * (1 + TOLERANCE)))
 
 
-def _typical_s(arrival: IntArray, done: IntArray) -> float:
-    """Median time in the system of those that left, seconds."""
-    left = done >= 0
-    return float(np.median((done - arrival)[left])) / NS if left.any() else 0.0
+def _typical_s(scheduled: IntArray, done: IntArray) -> float:
+    """Median time in service of those that left, seconds (waiting does not count: that is what
+    is being judged)."""
+    served = (done >= 0) & (scheduled >= 0)
+    return float(np.median((done - scheduled)[served])) / NS if served.any() else 0.0
 
 
 def as_section(stability: Stability) -> dict[str, object]:

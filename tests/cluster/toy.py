@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sim.cluster.cluster import Cluster
+from sim.cluster.records import STATUSES
 from sim.engine.interface import RequestRecord, Status
 from sim.engine.log import StepLog
 from sim.request import Request
@@ -66,9 +70,7 @@ class ToyEngine:
     def _commit(self, now: int) -> None:
         gaps = sum(r.output_tokens > 0 for r in self.running)
         n = len(self.running)
-        self.log.add_step(
-            self._start, now, n, len(self.waiting), n, n, n, n, (), n, 0, 0, n, gaps
-        )
+        self.log.add_step(self._start, now, n, len(self.waiting), n, n, n, n, (), n, 0, 0, n, gaps)
         for record in list(self.running):
             record.output_tokens += 1
             if record.output_tokens == 1:
@@ -91,3 +93,11 @@ class ToyEngine:
 
     def drain(self) -> list[RequestRecord]:
         return self.running + self.waiting
+
+
+def columns(cluster: Cluster) -> dict[str, list[Any]]:
+    """The cluster's records as lists, with status and reason spelled out."""
+    rows: dict[str, list[Any]] = {k: v.tolist() for k, v in cluster.records.columns().items()}
+    rows["status"] = [STATUSES[code].value for code in rows["status"]]
+    rows["reason"] = [cluster.records.reasons[code] for code in rows["reason"]]
+    return rows
