@@ -16,6 +16,7 @@ from sim.engine.log import StepLog
 from sim.metrics.capacity import Capacity
 from sim.metrics.distribution import NS, IntArray
 from sim.metrics.requests import RequestTimes, client_times
+from sim.metrics.steps import StepDigest, digest
 from sim.metrics.summary import Observed, summarise
 from sim.protocols import SchedulingPolicy
 from sim.request import Request, Trace
@@ -62,7 +63,8 @@ class Result:
         seen = Observed(
             rows=self.rows,
             reasons=self.reasons,
-            logs=self.logs,
+            digests=self._digests,
+            times=self._times,
             num_blocks=config.num_usable_blocks,
             config=config,
             cost=self.system.cost,
@@ -97,8 +99,16 @@ class Result:
         }
 
     @cached_property
+    def _digests(self) -> list[StepDigest]:
+        config = self.system.config
+        return [
+            digest(log, self.system.cost, config.num_usable_blocks, config.max_num_seqs)
+            for log in self.logs
+        ]
+
+    @cached_property
     def _times(self) -> RequestTimes:
-        return client_times(self.rows, self.logs, self.system.cost)
+        return client_times(self.rows, self._digests, self.system.cost)
 
     @cached_property
     def requests(self) -> pd.DataFrame:

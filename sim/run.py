@@ -227,7 +227,7 @@ class Simulation:
         records = cluster.records.extended(inside) if inside else cluster.records
         rows = records.columns()
         logs = [r.engine.log for r in cluster.replicas]
-        last = max((int(log.table()["end_ns"][-1]) for log in logs if len(log)), default=0)
+        last = max(log.last_end_ns for log in logs)
         done_ns = max(last, int(rows["finish_ns"].max(initial=0)))
         return Result(
             scenario=self.scenario,

@@ -87,7 +87,7 @@ class Records:
 
     def columns(self) -> dict[str, IntArray]:
         """`COLUMNS` -> values, sorted by uid."""
-        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         return {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(COLUMNS)}
 

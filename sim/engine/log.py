@@ -160,7 +160,11 @@ class StepLog:
         """A gap of `ns` that ends with row `step` and began before row `step - 1`."""
         self._long_gaps.extend((step, ns))
 
-    # -- read when the run is over (a view, so do not append while holding the arrays)
+    def end_ns(self, step: int) -> int:
+        """When a step that is in the log ended."""
+        return self._ends[step]
+
+    # -- read when the run is over
 
     def table(self) -> dict[str, IntArray]:
         """The columns described above, equally long; `pandas.DataFrame(log.table())` works."""
@@ -189,9 +193,14 @@ class StepLog:
         step, tokens, prefix = _matrix(self._chunks, 3).T
         return step, tokens, prefix
 
-    def shapes(self) -> StepShapes:
-        """All steps as the cost model sees them."""
-        table = self.table()
+    @property
+    def last_end_ns(self) -> int:
+        """End of the last step; 0 before the first."""
+        return self._ends[-1] if self._ends else 0
+
+    def shapes(self, table: dict[str, IntArray] | None = None) -> StepShapes:
+        """All steps as the cost model sees them; `table` saves making it again."""
+        table = self.table() if table is None else table
         chunk_step, chunk_tokens, chunk_prefix = self.chunks()
         return StepShapes(
             num_decodes=table["num_decodes"],
@@ -211,9 +220,10 @@ class StepLog:
         order = np.lexsort((ns, step))
         return step[order], ns[order]
 
-    def gaps(self) -> tuple[IntArray, IntArray]:
-        """All inter-token gaps as (ns, how many); not merged, not sorted, no zero weights."""
-        table = self.table()
+    def gaps(self, table: dict[str, IntArray] | None = None) -> tuple[IntArray, IntArray]:
+        """All inter-token gaps as (ns, how many); not merged, not sorted, no zero weights.
+        `table` saves making it again."""
+        table = self.table() if table is None else table
         ns = np.diff(table["end_ns"], prepend=table["end_ns"][:1])
         some = table["num_gaps"] > 0
         _, long_ns = self.long_gaps()

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from sim.cluster.records import STATUSES
 from sim.cost.interface import CostModel
 from sim.engine.interface import Status
-from sim.engine.log import StepLog
 from sim.metrics.distribution import NS, FloatArray, IntArray
-from sim.metrics.steps import running_at
+from sim.metrics.steps import StepDigest
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -39,17 +38,17 @@ class RequestTimes:
 
 
 def client_times(
-    rows: dict[str, IntArray], logs: Sequence[StepLog], cost: CostModel
+    rows: dict[str, IntArray], digests: Sequence[StepDigest], cost: CostModel
 ) -> RequestTimes:
-    """`rows` as `Records.columns()` gives them."""
+    """`rows` as `Records.columns()` gives them, `digests` of all replicas."""
     completed = rows["status"] == STATUSES.index(Status.COMPLETED)
     arrival = rows["arrival_ns"]
     first, last = rows["first_token_ns"].copy(), rows["finish_ns"].copy()
-    for replica, log in enumerate(logs):
+    for replica, steps in enumerate(digests):
         here = rows["replica"] == replica
         begun, done = here & (first >= 0), here & completed
-        first[begun] += _delivery(log, cost, first[begun])
-        last[done] += _delivery(log, cost, last[done])
+        first[begun] += _delivery(steps, cost, first[begun])
+        last[done] += _delivery(steps, cost, last[done])
     nan = np.nan
     ttft = np.where(first >= 0, (first - arrival) / NS, nan)
     e2e = np.where(completed, (last - arrival) / NS, nan)
@@ -61,8 +60,8 @@ def client_times(
     return RequestTimes(completed, ttft, tpot, e2e, queue, last)
 
 
-def _delivery(log: StepLog, cost: CostModel, ends_ns: IntArray) -> IntArray:
+def _delivery(steps: StepDigest, cost: CostModel, ends_ns: IntArray) -> IntArray:
     """How long the tokens of the steps that ended at `ends_ns` travel to their clients."""
-    counts, where = np.unique(running_at(log, ends_ns), return_inverse=True)
+    counts, where = np.unique(steps.running_at(ends_ns), return_inverse=True)
     delays = np.array([cost.delivery_ns(int(n)) for n in counts], dtype=np.int64)
     return delays[where] if len(delays) else np.zeros_like(ends_ns)

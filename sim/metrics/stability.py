@@ -180,7 +180,8 @@ class _Waiting:
             np.sort(started), at, side="right"
         )
         late = slice(SAMPLES // 5, None)
-        slope = float(np.polyfit((at[late] - first) / NS, counts[late], 1)[0])
+        t = (at[late] - at[late].mean()) / NS
+        slope = float(np.dot(t, counts[late]) / np.dot(t, t))
         return cls(counts.astype(np.float64), slope, int(counts[-1]), int(counts.max()))
 
     def grows(self, offered: float | None) -> bool:

@@ -17,6 +17,9 @@ class StepDigest:
     """One replica's steps, summed up. Averages are over busy time."""
 
     num_steps: int
+    end_ns: IntArray
+    num_running: IntArray
+    """Of every step, in order of time."""
     busy_s: float
     """Time in which at least one step was under way."""
     parts_s: dict[str, float]
@@ -28,11 +31,13 @@ class StepDigest:
     mean_blocked_free_blocks: float
     """Free blocks, averaged over busy time, counted only while requests wait for a slot."""
     mean_running: float
-    preemptions: int
-    cached_tokens: int
-    prefill_tokens: int
-    output_tokens: int
-    """Tokens sampled, as far as the steps tell (speculation aside)."""
+
+    def running_at(self, times_ns: IntArray) -> IntArray:
+        """Requests running in the step that ended at each of `times_ns` (0 where none did)."""
+        if not self.num_steps:
+            return np.zeros_like(times_ns)
+        at = np.minimum(np.searchsorted(self.end_ns, times_ns), self.num_steps - 1)
+        return np.where(self.end_ns[at] == times_ns, self.num_running[at], 0)
 
 
 def digest(log: StepLog, cost: CostModel, num_blocks: int, max_num_seqs: int) -> StepDigest:
@@ -45,40 +50,28 @@ def digest(log: StepLog, cost: CostModel, num_blocks: int, max_num_seqs: int) ->
     busy = np.maximum(end - begun, 0)
     total = int(busy.sum())
     blocked = (table["num_waiting"] > 0) & (table["num_running"] < max_num_seqs)
-    gap_ns, gap_counts = merge_equal(*log.gaps())
+    gap_ns, gap_counts = merge_equal(*log.gaps(table))
     return StepDigest(
         num_steps=len(log),
+        end_ns=end,
+        num_running=table["num_running"],
         busy_s=total / NS,
-        parts_s=_parts(log, cost),
+        parts_s=_parts(log, table, cost),
         gap_ns=gap_ns,
         gap_counts=gap_counts,
         peak_used_blocks=int(used.max(initial=0)),
         mean_used_blocks=_mean(used, busy, total),
         mean_blocked_free_blocks=_mean((num_blocks - used) * blocked, busy, total),
         mean_running=_mean(table["num_running"], busy, total),
-        preemptions=int(table["num_preempted"].sum()),
-        cached_tokens=int(table["cached_tokens"].sum()),
-        prefill_tokens=int(table["prefill_tokens"].sum()),
-        output_tokens=int(table["num_sampled"].sum()),
     )
 
 
-def _parts(log: StepLog, cost: CostModel) -> dict[str, float]:
+def _parts(log: StepLog, table: dict[str, IntArray], cost: CostModel) -> dict[str, float]:
     if not len(log):
         return dict.fromkeys(PARTS, 0.0)
-    parts = cost.parts_s(log.shapes())
+    parts = cost.parts_s(log.shapes(table))
     return {name: float(parts[name].sum()) for name in PARTS}
 
 
 def _mean(values: IntArray, weights: IntArray, total: int) -> float:
     return float(np.dot(values.astype(np.float64), weights) / total) if total else 0.0
-
-
-def running_at(log: StepLog, times_ns: IntArray) -> IntArray:
-    """Requests running in the step that ended at each of `times_ns` (0 where none did)."""
-    table = log.table()
-    end, running = table["end_ns"], table["num_running"]
-    if not len(end):
-        return np.zeros_like(times_ns)
-    at = np.minimum(np.searchsorted(end, times_ns), len(end) - 1)
-    return np.where(end[at] == times_ns, running[at], 0)

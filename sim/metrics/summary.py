@@ -16,13 +16,12 @@ from sim.cluster.records import STATUSES
 from sim.cost.interface import PARTS, CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Status
-from sim.engine.log import StepLog
 from sim.metrics.capacity import Capacity
 from sim.metrics.distribution import NS, IntArray, describe, describe_weighted, merge_equal
 from sim.metrics.kv import kv_summary
-from sim.metrics.requests import BoolArray, RequestTimes, client_times
+from sim.metrics.requests import BoolArray, RequestTimes
 from sim.metrics.stability import as_section, assess
-from sim.metrics.steps import StepDigest, digest
+from sim.metrics.steps import StepDigest
 from sim.protocols import SchedulingPolicy
 from sim.scenario import SLO
 
@@ -34,8 +33,9 @@ class Observed:
     rows: dict[str, IntArray]
     """`Records.columns()`, one row per request that arrived."""
     reasons: Sequence[str]
-    logs: Sequence[StepLog]
-    """One per replica."""
+    digests: Sequence[StepDigest]
+    """The steps of each replica."""
+    times: RequestTimes
     num_blocks: int
     """Usable KV blocks of one replica."""
     config: EngineConfig
@@ -48,11 +48,7 @@ class Observed:
 
 def summarise(seen: Observed, slo: SLO, warm_up_s: float) -> dict[str, Any]:
     """The sections that follow from what was observed; `run` and `trace` are the caller's."""
-    rows = seen.rows
-    times = client_times(rows, seen.logs, seen.cost)
-    digests = [
-        digest(log, seen.cost, seen.num_blocks, seen.config.max_num_seqs) for log in seen.logs
-    ]
+    rows, times, digests = seen.rows, seen.times, seen.digests
     measured = rows["arrival_ns"] >= round(warm_up_s * NS)
     span_s = _span_s(seen, times, measured)
     done = times.completed & measured
@@ -164,7 +160,7 @@ def _stability(seen: Observed, times: RequestTimes) -> dict[str, Any]:
             times.done_ns,
             at_the_door,
             seen.capacity,
-            len(seen.logs),
+            len(seen.digests),
         )
     )
 
