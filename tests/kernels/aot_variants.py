@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
+from kernels.activation import silu_and_mul
+from kernels.blocks import copy_blocks
 from kernels.flash_prefill import flash_prefill
+from kernels.norm import rms_norm
 from kernels.paged_attention import paged_decode
+from kernels.rope import rope_and_cache
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 
@@ -59,6 +63,18 @@ def prefill(
     return call
 
 
+def rope(head_dim: int, heads: int, kv_heads: int, fp8: bool = False, rotary_dim: int = 0) -> Callable[[], Any]:
+    def call() -> None:
+        key = meta(4096, kv_heads, head_dim)
+        rope_and_cache(
+            meta(4096, heads, head_dim), key, key, meta(8192, rotary_dim or head_dim, dtype=F32),
+            meta(4096, dtype=I64), slots=meta(4096, dtype=I64),
+            **cache_of(head_dim, kv_heads, torch.float8_e4m3fn if fp8 else BF16),
+        )  # fmt: skip
+
+    return call
+
+
 VARIANTS: dict[str, Callable[[], Any]] = {
     "decode-D64-G4-bf16": decode(64, 32, 8),
     "decode-D80-G1-fp16": decode(80, 32, 32, F16),
@@ -80,4 +96,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "prefill-D128-G4-fp8": prefill(128, 32, 8, fp8=True),
     "prefill-D128-G4-fp32": prefill(128, 32, 8, F32),
     "prefill-D256-G2-bf16": prefill(256, 16, 8),
+    "norm-4096-bf16": lambda: rms_norm(meta(4096, 4096), meta(4096)),
+    "norm-5120-bf16-residual": lambda: rms_norm(meta(4096, 5120), meta(5120), residual=meta(4096, 5120)),
+    "norm-16384-fp16-residual": lambda: rms_norm(
+        meta(64, 16384, dtype=F16), meta(16384, dtype=F16), residual=meta(64, 16384, dtype=F16)
+    ),
+    "norm-heads-D128-bf16": lambda: rms_norm(meta(4096, 32, 128), meta(128)),
+    "silu-14336-bf16": lambda: silu_and_mul(meta(4096, 28672)),
+    "rope-D128-G4-bf16": rope(128, 32, 8),
+    "rope-D80-G1-rotary32-bf16": rope(80, 32, 32, rotary_dim=32),
+    "rope-D128-G4-fp8": rope(128, 32, 8, fp8=True),
+    "copy-blocks-bf16": lambda: copy_blocks([meta(8192, 16, 8, 128)], [(0, 1)]),
 }
