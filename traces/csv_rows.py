@@ -20,7 +20,7 @@ from sim.errors import UserError
 
 from .rows import Column, Columns, column, dtype, take
 from .schema import Converter, Schema
-from .source import BadRows
+from .source import BOM, BadRows
 from .values import MAX_TOKENS, TIME_DIGITS, BadRow, shown
 
 Bytes = npt.NDArray[np.uint8]
@@ -44,7 +44,7 @@ class CsvLayout:
 
 def read_layout(path: str, head: bytes) -> CsvLayout:
     """The layout told by the header, the first line that is not blank; raises UserError."""
-    lines = enumerate(head.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
+    lines = enumerate(head.removeprefix(BOM).split(b"\n"), start=1)
     number, line = next((i, line) for i, line in lines if line.strip())
     text = line.decode(errors="replace").removesuffix("\r")
     delimiter = max(DELIMITERS, key=text.count)

@@ -17,15 +17,16 @@ _DECODER = json.JSONDecoder(parse_float=str)
 def objects(first_line: int, block: bytes, bad: BadRows) -> Iterator[tuple[int, dict[str, object]]]:
     """(line number, object) of each line that is not blank; others are reported to `bad`."""
     for number, line in enumerate(block.split(b"\n"), start=first_line):
-        text = line.strip()
-        if not text:
+        if not line.strip():
             continue
+        text = ""
         try:
-            value = _DECODER.decode(text.decode())
+            text = line.decode().strip()
+            value = _DECODER.decode(text)
             if not isinstance(value, dict):
                 raise BadRow("malformed", f"is not a JSON object: {shown(text)}")
         except json.JSONDecodeError as error:
-            at_end = error.pos >= len(text.decode()) or error.msg.startswith("Unterminated")
+            at_end = error.pos >= len(text) or error.msg.startswith("Unterminated")
             kind, what = ("truncated", "ends early") if at_end else ("malformed", "is not JSON")
             bad.report(f"line {number}", kind, f"{what} ({error.msg}): {_tail(text, at_end)}")
         except (UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -36,7 +37,7 @@ def objects(first_line: int, block: bytes, bad: BadRows) -> Iterator[tuple[int, 
             yield number, value
 
 
-def _tail(text: bytes, at_end: bool) -> str:
+def _tail(text: str, at_end: bool) -> str:
     return f"... {shown(text[-40:])}" if at_end else shown(text)
 
 

@@ -109,7 +109,7 @@ def _times(numbers: Column, unit: str) -> Column | None:
     scale = UNIT_NS[unit]
     if numbers.dtype.kind == "f":
         numbers = numbers.astype(np.float64)
-        if not np.isfinite(numbers).all() or (len(numbers) and numbers.max() * scale > 9e18):
+        if not np.isfinite(numbers).all() or (len(numbers) and float(numbers.max()) * scale > 9e18):
             return None
         # the fraction apart: as exact as the file is
         whole = np.floor(numbers)

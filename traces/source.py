@@ -21,6 +21,7 @@ PACKED_BYTES = 1 << 16
 """Compressed bytes at a time: what comes before damage is not lost."""
 LINE_BYTES = 1 << 26
 """A line (or quoted row) longer than this is taken for junk."""
+BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
 PARQUET = b"PAR1"
 _PACKED = {
@@ -100,7 +101,7 @@ class Source:
             )
         if b"\0" in self.head[:65536]:
             raise UserError(f"{self.shown}: is binary, neither text (CSV, JSON lines) nor Parquet")
-        if not self.head.strip():
+        if not self.head.removeprefix(BOM).strip():
             raise UserError(f"{self.shown}: is blank, no requests in it")
 
     def _unreadable(self, error: Exception) -> UserError:
@@ -147,7 +148,7 @@ class Source:
                 bad.report(f"line {line}", "truncated", str(error))
                 return
             if line == 1 and not rest:
-                piece = piece.removeprefix(b"\xef\xbb\xbf")
+                piece = piece.removeprefix(BOM)
             if not piece:
                 break
             cut = piece.rfind(b"\n") + 1
