@@ -32,7 +32,7 @@ from kernels import runtime
 NUM_SMS = {80: 108, 89: 142, 90: 132}
 RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8",
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int8: "i8",
     torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 

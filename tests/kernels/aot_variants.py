@@ -10,6 +10,8 @@ import torch
 from kernels.activation import silu_and_mul
 from kernels.blocks import copy_blocks
 from kernels.flash_prefill import flash_prefill
+from kernels.fused_moe import fused_moe
+from kernels.moe_router import Routing, route
 from kernels.norm import rms_norm
 from kernels.paged_attention import paged_decode
 from kernels.rope import rope_and_cache
@@ -75,6 +77,20 @@ def rope(head_dim: int, heads: int, kv_heads: int, fp8: bool = False, rotary_dim
     return call
 
 
+def moe(
+    tokens: int, experts: int, top_k: int, dim: int, inner: int, dtype: torch.dtype = BF16, shared: int = 0
+) -> Callable[[], Any]:
+    def call() -> None:
+        routing = Routing(meta(tokens, top_k, dtype=F32), meta(tokens, top_k, dtype=I32), None, None)
+        x = meta(tokens, dim, dtype=dtype)
+        options: dict[str, Any] = {}
+        if shared:
+            options = dict(shared_gate_up=meta(2 * shared, dim), shared_down=meta(dim, shared), residual=x)
+        fused_moe(x, meta(experts, 2 * inner, dim, dtype=dtype), meta(experts, dim, inner, dtype=dtype), routing, **options)
+
+    return call
+
+
 VARIANTS: dict[str, Callable[[], Any]] = {
     "decode-D64-G4-bf16": decode(64, 32, 8),
     "decode-D80-G1-fp16": decode(80, 32, 32, F16),
@@ -106,5 +122,16 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "rope-D128-G4-bf16": rope(128, 32, 8),
     "rope-D80-G1-rotary32-bf16": rope(80, 32, 32, rotary_dim=32),
     "rope-D128-G4-fp8": rope(128, 32, 8, fp8=True),
+    "route-E128-k8-bf16-losses": lambda: route(meta(4096, 128), 8, losses=True),
+    "route-E8-k2-noisy": lambda: route(
+        meta(4096, 8), 2, method="noisy", noise=meta(4096, 8), noise_logits=meta(4096, 8)
+    ),
+    "route-E512-k10-bf16": lambda: route(meta(4096, 512), 10),
+    "moe-T1-E8-k2-bf16": moe(1, 8, 2, 4096, 14336),
+    "moe-T256-E128-k8-bf16": moe(256, 128, 8, 2048, 768),
+    "moe-T512-E64-k6-bf16-shared": moe(512, 64, 6, 2048, 1408, shared=2816),
+    "moe-T4096-E8-k2-bf16": moe(4096, 8, 2, 4096, 14336),
+    "moe-T16384-E512-k10-fp16": moe(16384, 512, 10, 2048, 512, F16),
+    "moe-T64-E8-k2-fp32": moe(64, 8, 2, 1024, 1000, F32),
     "copy-blocks-bf16": lambda: copy_blocks([meta(8192, 16, 8, 128)], [(0, 1)]),
 }
