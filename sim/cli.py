@@ -20,6 +20,7 @@ from sim.errors import UserError, unknown
 if TYPE_CHECKING:
     from sim.request import Trace
     from sim.result import Result
+    from sim.run import Simulation
     from sim.scenario import Scenario
 
 EPILOG = """\
@@ -114,15 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     from sim.output import prepare_folder, to_json, with_wall_time, write_folder
     from sim.output_table import Style, render, render_comparison
-    from sim.run import load_trace
+    from sim.run import Simulation, load_trace
 
     scenario = scenario_of(args)
-    scenarios = _compared(scenario, args.compare)
+    # Wrong names are found before a long trace is read, an unwritable folder before a long run.
+    simulations = {k: Simulation(s) for k, s in _compared(scenario, args.compare).items()}
     folder = prepare_folder(args.out) if args.out else None
     trace = load_trace(scenario)
     documents: dict[str, dict[str, Any]] = {}
-    for name, each in scenarios.items():
-        result = _simulate(each, trace, name, args.quiet)
+    for name in list(simulations):
+        result = _serve(simulations.pop(name), trace, name, args.quiet)
         if folder is not None:
             write_folder(result, prepare_folder(folder / _file_name(name)) if name else folder)
         documents[name] = with_wall_time(result)
@@ -230,13 +232,11 @@ def _compared(scenario: Scenario, names: str | None) -> dict[str, Scenario]:
     }
 
 
-def _simulate(scenario: Scenario, trace: Trace, label: str, quiet: bool) -> Result:
-    from sim.run import simulate
-
-    progress = None
-    if sys.stderr.isatty() and not quiet:
-        progress = _ProgressBar(label)
-    result = simulate(scenario, trace=trace, progress=progress)
+def _serve(simulation: Simulation, trace: Trace, label: str, quiet: bool) -> Result:
+    progress = _ProgressBar(label) if sys.stderr.isatty() and not quiet else None
+    simulation.serve(trace, progress)
+    simulation.run()
+    result = simulation.result()
     if progress is not None:
         progress.clear()
     if not quiet:

@@ -52,9 +52,8 @@ def simulate(
         scenario = Scenario.of(**fields)
     elif fields:
         scenario = scenario.with_(fields)
-    if trace is None:
-        trace = load_trace(scenario)
-    simulation = Simulation(scenario, trace=trace, progress=progress)
+    simulation = Simulation(scenario)  # first: it finds wrong names before a long trace is read
+    simulation.serve(load_trace(scenario) if trace is None else trace, progress)
     simulation.run()
     return simulation.result()
 
@@ -149,22 +148,20 @@ class System:
 
 
 class Simulation:
-    """One run on a virtual clock.
+    """One run on a virtual clock. Raises UserError for names and settings that cannot be.
 
-    `run()` serves a whole trace. Without a trace the simulation is driven from outside:
-    `submit(request)` and `advance(until_s)` in any order, then `result()`, as often as wanted.
+    `serve(trace)` and `run()` take a whole trace through. Without them the simulation is driven
+    from outside: `submit(request)` and `advance(until_s)` in any order, `result()` at any time.
     """
 
-    def __init__(
-        self, scenario: Scenario, trace: Trace | None = None, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.system = system = System.of(scenario)
-        self.trace = trace
-        self.clock = Clock()
-        engines = [system.engine(i) for i in range(scenario.cluster.replicas)]
         admission: AdmissionPolicy = _policy("admission", scenario.admission, scenario.seed, 0)
         routing: RoutingPolicy = _policy("routing", scenario.routing, scenario.seed, 0)
+        self.system = system = System.of(scenario)
+        self.trace: Trace | None = None
+        self.clock = Clock()
+        engines = [system.engine(i) for i in range(scenario.cluster.replicas)]
         timeout_s = scenario.client.timeout_s
         self.cluster = Cluster(
             self.clock,
@@ -178,8 +175,13 @@ class Simulation:
         self.wall_s = 0.0
         """Wall time spent in the event loop."""
         self._submitted: dict[int, Request] = {}
-        if trace is not None:
-            self.clock.env.process(arrivals(self.clock, self.cluster, trace, progress))
+
+    def serve(self, trace: Trace, progress: Progress | None = None) -> None:
+        """Let the requests of `trace` arrive at their times. Once, and before anything else."""
+        if self.trace is not None or self._submitted or self.clock.now_ns:
+            raise UserError("a simulation serves one trace, from its very start")
+        self.trace = trace
+        self.clock.env.process(arrivals(self.clock, self.cluster, trace, progress))
 
     @property
     def now_s(self) -> float:

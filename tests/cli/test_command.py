@@ -1,0 +1,216 @@
+"""The command as a user runs it: processes, files, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+import traces
+
+SMALL = "poisson:rate=6,n=60,prompt=lognormal(300,900),output=lognormal(30,90)"
+LATENCY_KEYS = {"mean", "p50", "p90", "p95", "p99", "max"}
+
+
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "sim.cli", *map(str, args)]
+
+
+def simulate(*args: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command(*args), capture_output=True, text=True, timeout=120, check=False, **options
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    done = simulate("--generate", SMALL, "--slo", "ttft=1,tpot=0.1", "--json")
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_json_has_the_promised_keys(document: dict[str, Any]) -> None:
+    assert (
+        document["requests"].items()
+        >= {
+            "total": 60,
+            "completed": 60,
+            "rejected": 0,
+            "aborted": 0,
+            "unfinished": 0,
+        }.items()
+    )
+    for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+        assert document[name].keys() >= LATENCY_KEYS
+        assert 0 < document[name]["p50"] <= document[name]["max"]
+    assert document["throughput"].keys() >= {
+        "requests_per_s",
+        "output_tokens_per_s",
+        "total_tokens_per_s",
+    }
+    assert document["goodput"].keys() >= {"requests_per_s", "slo_attainment"}
+    assert document["stability"]["verdict"] == "stable"
+    assert document["stability"].keys() >= {"offered_requests_per_s", "capacity_requests_per_s"}
+    assert document["time"].keys() == {
+        "attention",
+        "linear",
+        "moe",
+        "communication",
+        "host",
+        "idle",
+    }
+    assert document["kv"].keys() >= {
+        "num_blocks",
+        "prefix_hit_rate",
+        "preemptions",
+        "peak_usage",
+        "waste",
+    }
+    assert document["cost_model"].keys() >= {"profile", "provenance", "extrapolated_fraction"}
+    assert document["run"].keys() >= {"seed", "steps", "events", "wall_s"}
+
+
+def test_without_an_slo_goodput_is_null() -> None:
+    document = json.loads(simulate("--generate", SMALL, "--json").stdout)
+    assert document["goodput"] == {"requests_per_s": None, "slo_attainment": None}
+
+
+def test_table_for_a_person_is_plain_text_in_a_pipe() -> None:
+    done = simulate("--trace", traces.sample_path(), "--limit", "200")
+    for word in ("TTFT", "TPOT", "ITL", "E2E", "throughput", "stable", "KV", "azure"):
+        assert word in done.stdout
+    assert "\033" not in done.stdout
+    assert all(len(line) <= 160 for line in done.stdout.splitlines())
+
+
+def test_out_folder_can_be_run_again_with_identical_bytes(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second" / "deeper"
+    policy = tmp_path / "own.py"
+    policy.write_text(
+        "from policies.routing.least_requests import LeastRequests\n"
+        "class Own(LeastRequests):\n    pass\n"
+    )
+    trace = tmp_path / "t.csv"
+    trace.write_text("".join(traces.sample_path().read_text().splitlines(keepends=True)[:150]))
+    simulate(
+        *("--trace", "t.csv", "--replicas", 2, "--routing", "own.py:Own", "--seed", 5),
+        *("--set", "engine.max_num_seqs=16", "--slo", "ttft=2", "--out", "first"),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    simulate(
+        "--config",
+        first / "scenario.yaml",
+        "--out",
+        second,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    names = sorted(path.name for path in first.iterdir())
+    assert names == ["requests.parquet", "scenario.yaml", "steps.parquet", "summary.json"]
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    assert yaml.safe_load((first / "scenario.yaml").read_text())["seed"] == 5
+    summary = json.loads((first / "summary.json").read_text())
+    assert "wall_s" not in summary["run"]
+    requests = pd.read_parquet(first / "requests.parquet")
+    steps = pd.read_parquet(first / "steps.parquet")
+    assert len(requests) == summary["requests"]["total"] == 149
+    assert len(steps) == summary["run"]["steps"]
+    assert set(requests["replica"]) == {0, 1}
+
+
+def test_compare_prints_the_policies_side_by_side(tmp_path: Path) -> None:
+    table = simulate("--generate", SMALL, "--compare", "chunked,continuous,static", "--quiet")
+    assert [name for name in ("chunked", "continuous", "static") if name in table.stdout] == [
+        "chunked",
+        "continuous",
+        "static",
+    ]
+    done = simulate(
+        *("--generate", SMALL, "--compare", "chunked,static", "--json", "--quiet"),
+        *("--out", tmp_path),
+    )
+    compared = json.loads(done.stdout)["compare"]
+    assert list(compared) == ["chunked", "static"]
+    assert compared["static"]["kv"]["waste"]["total"] > compared["chunked"]["kv"]["waste"]["total"]
+    assert (tmp_path / "static" / "summary.json").is_file()
+
+
+def test_requests_too_long_for_context_or_cache_are_rejected_and_counted(tmp_path: Path) -> None:
+    trace = tmp_path / "long.jsonl"
+    rows = [(0, 100, 10), (0.1, 9000, 10), (0.2, 3000, 10), (0.3, 5000, 100), (0.4, 50, 5)]
+    trace.write_text("".join(json.dumps({"t": t, "p": p, "o": o}) + "\n" for t, p, o in rows))
+    done = simulate(
+        *("--trace", trace, "--columns", "arrival=t,prompt=p,output=o", "--json"),
+        *("--set", "engine.num_gpu_blocks=201"),
+    )
+    requests = json.loads(done.stdout)["requests"]
+    assert requests["completed"] == 3
+    assert requests["rejected"] == 2
+    assert requests["rejected_by_reason"] == {"context": 1, "kv-capacity": 1}
+
+
+def test_skipped_and_unsorted_rows_are_counted(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    lines = traces.sample_path().read_text().splitlines()[:20]
+    lines[5], lines[9] = lines[9], lines[5]
+    lines[7] = "junk,1,2"
+    trace.write_text("\n".join(lines))
+    document = json.loads(simulate("--trace", trace, "--skip-bad-rows", "--json").stdout)
+    assert document["requests"]["completed"] == 18
+    counts = document["trace"]["counts"]
+    assert sum(v for k, v in counts.items() if "skip" in k) == 1
+    assert any("order" in k or "sort" in k for k in counts), counts
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    with subprocess.Popen(
+        command("--generate", SMALL, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode in (0, 141)
+
+
+def test_interrupt_is_one_line() -> None:
+    big = "poisson:rate=30,n=400000,prompt=lognormal(300,900),output=lognormal(30,90)"
+    with subprocess.Popen(
+        command("--generate", big), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "simulate: interrupted\n"
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import time; t = time.process_time(); import sim; from sim import simulate, Scenario;"
+        "spent = time.process_time() - t; import sys;"
+        "heavy = {'torch', 'triton', 'matplotlib', 'pyarrow'} & set(sys.modules);"
+        "assert not heavy, heavy; assert spent < 1, spent"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_shows_the_flags() -> None:
+    shown = simulate("--help").stdout
+    for flag in ("--trace", "--policy", "--compare", "--set", "--out", "--json"):
+        assert flag in shown
