@@ -36,15 +36,15 @@ class Call:
 
 def parse_workload(text: str) -> dict[str, object]:
     """The mapping form of a workload's text; raises UserError."""
+    shown = values.shown(text, 100)
     head, colon, rest = text.partition(":")
     if not colon:
-        raise UserError(f"workload {text!r}: must begin with its arrivals, such as poisson:rate=8")
-    parser = _Parser(rest)
-    _, named = parser.arguments(end=None)
-    if _:
-        raise UserError(f"workload {text!r}: {_[0].name!r} must be KEY=VALUE")
+        raise UserError(f"workload {shown}: must begin with its arrivals, such as poisson:rate=8")
+    plain, named = _Parser(rest).arguments(end=None)
+    if plain:
+        raise UserError(f"workload {shown}: {plain[0].name!r} must be KEY=VALUE")
     if "arrivals" in named:
-        raise UserError(f"workload {text!r}: arrivals come first, as in poisson:rate=8")
+        raise UserError(f"workload {shown}: arrivals come first, as in poisson:rate=8")
     return {"arrivals": head.strip(), **named}
 
 

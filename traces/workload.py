@@ -17,7 +17,7 @@ from .lengths import Drawn, EmpiricalPairs, Lengths
 from .readers import load_lengths
 from .segments import SegmentTable, from_prefixes
 from .spec import Call
-from .values import MAX_TOKENS
+from .values import MAX_TOKENS, shown
 
 Ints = npt.NDArray[np.int64]
 
@@ -153,7 +153,7 @@ def parse(description: str | Mapping[str, object]) -> Workload:
     """The Workload of a text or mapping; reads the traces it names. Raises UserError."""
     if isinstance(description, str):
         options = spec.parse_workload(description)
-        name = description
+        name = description if description.isprintable() else shown(description, 300)
     else:
         options = dict(description)
         name = "workload"
