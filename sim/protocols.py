@@ -334,6 +334,9 @@ class AdmissionPolicy:
         `output_tokens`, which no front door knows."""
         return Accept()
 
+    def on_leave(self, request: Request, replica: int) -> None:
+        """An admitted request has left `replica`, whatever way: for policies that keep books."""
+
 
 class RoutingPolicy:
     """Which replica serves a request."""
@@ -345,9 +348,15 @@ class RoutingPolicy:
         """Index of the replica for `request`, which has been admitted."""
         raise NotImplementedError(f"{type(self).__name__} must define choose(request, view)")
 
+    def on_leave(self, request: Request, replica: int) -> None:
+        """A routed request has left `replica`, whatever way: for policies that keep books."""
 
-def overrides(policy: SchedulingPolicy | EvictionPolicy, hook: str) -> bool:
-    """Does this policy define the hook itself, rather than inherit vLLM's behaviour?"""
-    bases = (SchedulingPolicy, EvictionPolicy)
+
+Policy = SchedulingPolicy | EvictionPolicy | AdmissionPolicy | RoutingPolicy
+
+
+def overrides(policy: Policy, hook: str) -> bool:
+    """Does this policy define the hook itself, rather than inherit the base class's?"""
+    bases = (SchedulingPolicy, EvictionPolicy, AdmissionPolicy, RoutingPolicy)
     own = getattr(type(policy), hook)
     return all(getattr(base, hook, None) is not own for base in bases)

@@ -15,7 +15,7 @@ from sim.cost.interface import CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Engine, RequestRecord, Status
 from sim.errors import UserError
-from sim.protocols import Accept, AdmissionPolicy, Reject, RoutingPolicy
+from sim.protocols import Accept, AdmissionPolicy, Reject, RoutingPolicy, overrides
 from sim.request import Request
 
 
@@ -51,6 +51,7 @@ class Cluster:
         self._cost = cost
         self._decide = admission.decide
         self._choose = routing.choose
+        self._told = [p.on_leave for p in (admission, routing) if overrides(p, "on_leave")]
         self._routing_name = type(routing).__name__
         self._timeout_ns = timeout_ns
         self._where: dict[int, int] = {}  # uid -> replica, from routing to leaving
@@ -162,6 +163,8 @@ class Cluster:
             if reason is not None and record.status is Status.ABORTED:
                 record.reason = reason
         self.records.add(record, index)
+        for tell in self._told:
+            tell(record.request, index)
         if self._held_until_leave:
             self.clock.alarm(self.now_ns, Rank.ARRIVE, self._ask_the_waiting)
         if self.on_leave is not None:

@@ -20,7 +20,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
 AZURE = SHARED / "AzureLLMInferenceTrace_conv.csv"
 MOONCAKE = SHARED / "mooncake_conversation_trace.jsonl.gz"
 LENGTHS = "prompt=lognormal(1020,2735,max=8000),output=lognormal(129,424,max=1500)"
-ONE_CORE = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+ONE_CORE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def jobs(work: Path) -> list[Job]:
         ),
         Job(
             "azure-x10",
-            ("--trace", str(azure10), "--rate-scale", "20", "--replicas", "10", *no_cache),
+            ("--trace", str(azure10), "--rate-scale", "2", "--replicas", "10", *no_cache),
             "no dearer per request than azure",
             AZURE,
         ),

@@ -239,3 +239,29 @@ def test_requests_of_a_trace_are_those_of_its_rows() -> None:
         tenant=[f"t{i}" for i in range(n)],
     )
     assert list(requests(trace)) == list(trace)
+
+
+class Books(RoutingPolicy):
+    """Prompt tokens held by each replica, by its own account."""
+
+    def __init__(self) -> None:
+        self.tokens = [0, 0]
+
+    def choose(self, request: Request, view: ClusterView) -> int:
+        index = self.tokens.index(min(self.tokens))
+        self.tokens[index] += request.prompt_tokens
+        return index
+
+    def on_leave(self, request: Request, replica: int) -> None:
+        self.tokens[replica] -= request.prompt_tokens
+
+
+def test_a_policy_that_keeps_books_is_told_who_leaves() -> None:
+    books = Books()
+    cluster = cluster_of([ToyEngine(step_ns=10), ToyEngine(step_ns=10)], routing=books)
+    send(cluster, 0, 1, 2, 30)
+    cluster.clock.run(5)
+    assert books.tokens == [2, 1]
+    cluster.clock.run()
+    assert books.tokens == [0, 0]
+    assert columns(cluster)["replica"] == [0, 1, 0, 0]
