@@ -172,6 +172,18 @@ class EngineConfig:
         return self.pipeline_parallel_size + (1 if self.async_scheduling else 0)
 
     @property
+    def max_window_blocks(self) -> int | None:
+        """Most KV blocks a sequence holds under a sliding window; None without one.
+
+        The window, what is in flight, and one block because a window may start inside a block.
+        """
+        if self.sliding_window is None:
+            return None
+        in_flight = self.max_concurrent_batches * self.max_num_batched_tokens
+        tokens = min(self.sliding_window - 1 + in_flight, self.max_model_len)
+        return -(-tokens // self.block_size) + 1
+
+    @property
     def decode_query_len(self) -> int:
         return 1 + self.num_speculative_tokens
 

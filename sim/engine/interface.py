@@ -47,6 +47,7 @@ class RequestRecord:
     preemptions: int = 0
     recomputed_tokens: int = 0
     """Tokens computed again because of preemption, hits not counted."""
+    token_spans: tuple[tuple[int, int], ...] = ()
 
 
 class Engine(Protocol):

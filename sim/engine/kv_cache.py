@@ -30,19 +30,7 @@ class KVCache:
         self.watermark_blocks = int(config.watermark * config.num_blocks)
         self.names = BlockNames(config.block_size, config.hash_lookahead)
         self._named: dict[Sequence, None] = {}  # sequences that hold names
-        self._admission_cap = self._window_blocks(config)
-
-    @staticmethod
-    def _window_blocks(config: EngineConfig) -> int | None:
-        """Most blocks a sequence holds under a sliding window; None without one.
-
-        The window, what is in flight, and one block because a window may start inside a block.
-        """
-        if config.sliding_window is None:
-            return None
-        in_flight = config.max_concurrent_batches * config.max_num_batched_tokens
-        tokens = min(config.sliding_window - 1 + in_flight, config.max_model_len)
-        return blocks_for(tokens, config.block_size) + 1
+        self._admission_cap = config.max_window_blocks
 
     @property
     def num_free(self) -> int:

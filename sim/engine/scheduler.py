@@ -271,6 +271,7 @@ class Scheduler:
         known tokens again."""
         self.cache.release(seq)
         seq.stage = Stage.PREEMPTED
+        seq.num_lost_tokens = seq.num_computed_tokens
         seq.num_computed_tokens = 0
         seq.num_drafts = 0
         seq.num_placeholders = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from sim.engine.intake import allowed_outputs
 from sim.request import Request, Segment, output_key
 
 
@@ -34,6 +35,7 @@ class Sequence:
         "name_cursor",
         "num_computed_tokens",
         "num_drafts",
+        "num_lost_tokens",
         "num_output_tokens",
         "num_placeholders",
         "num_preemptions",
@@ -66,7 +68,7 @@ class Sequence:
         self.prompt_tokens = request.prompt_tokens
         self.stop_after = request.output_tokens
         """Outputs after which it stops by itself: the engine learns it only when it happens."""
-        self.max_tokens = max(request.output_tokens, request.max_tokens or 0)
+        self.max_tokens = allowed_outputs(request)
         """Outputs the client allows: known from the start."""
         self.output_content = output_key(request.uid) if output_content is None else output_content
 
@@ -87,6 +89,8 @@ class Sequence:
         self.num_stale = 0
         """Tokens in flight from before a preemption: their output counts, their KV is gone."""
         self.num_preemptions = 0
+        self.num_lost_tokens = 0
+        """Tokens it had computed when it was preempted last."""
         self.is_prefill_chunk = False
         """Its last schedule left known tokens uncomputed, so it samples nothing."""
 

@@ -148,6 +148,8 @@ class Run:
         self.known_blocks: dict[str, int] = {}
         self.steps: list[Record] = []
         self.num_tokens = 0
+        self.num_calls = 0
+        self.max_steps = case.get("max_steps", 200_000)
 
     # -- events
 
@@ -174,6 +176,9 @@ class Run:
     # -- steps
 
     def schedule(self, index: int, now: float) -> Step:
+        self.num_calls += 1
+        if self.num_calls > self.max_steps:
+            raise RuntimeError("livelock: max_steps reached")
         plan = self.scheduler.schedule()
         if self.check:
             self.scheduler.check_integrity()
