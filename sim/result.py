@@ -34,7 +34,7 @@ class ResolvedSystem(Protocol):
     notes: list[str]
 
     @property
-    def fast(self) -> bool: ...
+    def why_plain(self) -> str | None: ...
 
     def policy(self, replica: int) -> SchedulingPolicy: ...
 
@@ -81,7 +81,8 @@ class Result:
             "events": self.num_events,
             "simulated_s": self.end_ns / NS,
             "replicas": len(self.logs),
-            "engine": "fast" if self.system.fast else "plain",
+            "engine": "plain" if self.system.why_plain else "fast",
+            "why_plain": self.system.why_plain,
             "policy": self.scenario.policy.name,
             "notes": self.system.notes,
         }

@@ -26,7 +26,7 @@ from sim.engine.interface import Engine
 from sim.errors import UserError
 from sim.metrics.capacity import Capacity, measure_capacity
 from sim.metrics.distribution import NS
-from sim.protocols import AdmissionPolicy, RoutingPolicy, SchedulingPolicy
+from sim.protocols import AdmissionPolicy, EvictionPolicy, RoutingPolicy, SchedulingPolicy
 from sim.registry import make_policy
 from sim.request import Request, Trace
 from sim.result import Result
@@ -122,11 +122,13 @@ class System:
         return cls(scenario, shape, device, config, cost, notes)
 
     @cached_property
-    def fast(self) -> bool:
-        """Whether the fast engine runs this configuration; else the plain one does."""
-        from sim.engine.fast import supports
+    def why_plain(self) -> str | None:
+        """Why the plain engine runs this scenario; None when the fast one does."""
+        if not self.scenario.fast_forward:
+            return "fast_forward is off"
+        from sim.engine.fast import why_plain
 
-        return self.scenario.fast_forward and supports(self.config, self.policy(0))
+        return why_plain(self.config, self.policy(0), self.eviction(0))
 
     def policy(self, replica: int) -> SchedulingPolicy:
         """A new scheduling policy object for one replica."""
@@ -135,16 +137,22 @@ class System:
         )
         return made
 
+    def eviction(self, replica: int) -> EvictionPolicy:
+        """A new eviction policy object for one replica."""
+        made: EvictionPolicy = _policy(
+            "eviction", self.scenario.eviction, self.scenario.seed, replica
+        )
+        return made
+
     def engine(self, replica: int) -> Engine:
         """A new, empty engine with policies of its own."""
-        eviction = _policy("eviction", self.scenario.eviction, self.scenario.seed, replica)
-        if self.fast:
+        if self.why_plain is None:
             from sim.engine.fast import FastEngine
 
-            return FastEngine(self.config, self.cost, self.policy(replica), eviction)
+            return FastEngine(self.config, self.cost)
         from sim.engine.plain import PlainEngine
 
-        return PlainEngine(self.config, self.cost, self.policy(replica), eviction)
+        return PlainEngine(self.config, self.cost, self.policy(replica), self.eviction(replica))
 
 
 class Simulation:
