@@ -21,8 +21,9 @@ RATE = 5.53
 """Requests per second, mean."""
 RATE_SWING, SWING_S = 0.12, 60.0
 """The rate drifts slowly: standard deviation of its logarithm, and how long that is remembered.
-Around it arrivals are Poisson. In six minutes of the public trace the gaps' coefficient of variation
-is 1.00 to 1.06, and the counts in 10 s vary by 0.9 to 2.5 times their mean; here 1.01 and 1.7.
+Around it arrivals are Poisson. In six minutes of the public trace the coefficient of variation of
+the gaps is 1.00 to 1.06, and the variance of counts in 10 s 0.9 to 2.5 times their mean; here 1.01
+and 1.7.
 """
 
 START = datetime.datetime(2030, 1, 1)
