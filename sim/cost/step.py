@@ -140,6 +140,8 @@ class StepCost:
         per_decode = -(-shapes.decode_tokens // np.maximum(shapes.num_decodes, 1))
         kinds = np.stack([shapes.num_decodes, per_decode, chunks > 0], axis=1)
         rows = np.flatnonzero(shapes.num_decodes)
+        if not len(rows):
+            return attention, chunks
         distinct, which = np.unique(kinds[rows], axis=0, return_inverse=True)
         order = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(distinct)))
