@@ -275,15 +275,20 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _users_code(error: BaseException) -> str | None:
-    """`file:line` of the deepest frame that is neither ours nor a library's: a user's policy."""
+def _users_code(error: BaseException | None) -> str | None:
+    """`file:line` of the deepest frame that is neither ours nor a library's: a user's policy.
+
+    SimPy raises the errors of a process anew, with the original as their cause.
+    """
     ours = Path(__file__).resolve().parent.parent
     packages = [ours / name for name in ("sim", "policies", "traces", "calibrate")]
     libraries = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "scripts")]
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = Path(frame.f_code.co_filename)
-        if file.is_file() and not any(file.is_relative_to(p) for p in packages + libraries):
-            return f"{file}:{line}"
+    while error is not None:
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            file = Path(frame.f_code.co_filename)
+            if file.is_file() and not any(file.is_relative_to(p) for p in packages + libraries):
+                return f"{file}:{line}"
+        error = error.__cause__
     return None
 
 

@@ -103,7 +103,7 @@ def test_wrong_workloads(fail: Fail, spec: str, message: str) -> None:
     ("content", "line", "reason"),
     [
         (b"", "", "empty"),
-        (GOOD.split("\n")[0].encode() + b"\n", "", "has no requests"),
+        (GOOD.split("\n")[0].encode() + b"\n", "", "no rows"),
         (GOOD.encode() + b"2023-11-16 18:15:47.0,-5,44\n", "line 3", "-5"),
         (GOOD.encode() + b"2023-11-16 18:15:47.0,5,0\n", "line 3", "0"),
         (GOOD.encode() + b"2023-11-16 18:15:47.0,five,44\n", "line 3", "five"),
