@@ -1,0 +1,113 @@
+"""The decoding requests of a replica, as sums.
+
+Every member gets one token in every step, so a step changes nothing but a common counter: a
+member's context in row `r` of the step log is `offset + r`. What a step costs (how many members,
+the sum and the sum of squares of their contexts), how many KV blocks it needs (members whose
+context enters a new block: as many as there are offsets of one residue) and who gets the last
+token when (a heap of rows) come from counts that are kept up to date, not from lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+from sim.engine.fast.sequence import FastSequence, Stage
+
+
+class Cohort:
+    """Members, and what the next row looks like.
+
+    Invariants: `row` is planned next; `size`, `context` and `context_sq` are the number of
+    members and the sums of `offset + row` and its square; `entering[k]` counts the
+    members with `(offset - 1) % block_size == k`; every member and every draining sequence has
+    exactly one valid entry in the heap, or has been handed out by `pop_last_tokens`.
+    """
+
+    __slots__ = ("_heap", "block_size", "context", "context_sq", "entering", "row", "size")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.row = 0
+        self.size = 0
+        self.context = 0
+        self.context_sq = 0
+        self.entering = [0] * block_size
+        self._heap: list[tuple[int, int, FastSequence]] = []  # (last row, admission, sequence)
+
+    def add(self, seq: FastSequence) -> None:
+        """`seq` decodes from `row` on."""
+        seq.stage = Stage.DECODE
+        context = seq.offset + self.row
+        self.size += 1
+        self.context += context
+        self.context_sq += context * context
+        self.entering[(seq.offset - 1) % self.block_size] += 1
+
+    def remove(self, seq: FastSequence) -> None:
+        """`seq` does not decode in `row` any more."""
+        context = seq.offset + self.row
+        self.size -= 1
+        self.context -= context
+        self.context_sq -= context * context
+        self.entering[(seq.offset - 1) % self.block_size] -= 1
+
+    def advance(self, rows: int) -> None:
+        """The next `rows` rows have been planned, with all members."""
+        self.row += rows
+        grown = rows * self.size
+        self.context_sq += rows * (2 * self.context + grown)
+        self.context += grown
+
+    def demand(self, row: int) -> int:
+        """Blocks that `row`, now or later, takes from these members."""
+        return self.entering[-row % self.block_size]
+
+    # -- last tokens
+
+    def expect(self, seq: FastSequence) -> None:
+        """`seq` gets its last token in `seq.last_row`."""
+        heappush(self._heap, (seq.last_row, seq.admission, seq))
+
+    def first_last_row(self) -> int | None:
+        """The next row in which somebody gets the last token."""
+        heap = self._heap
+        while heap:
+            row, admission, seq = heap[0]
+            if row == seq.last_row and admission == seq.admission and seq.stage in _EXPECTED:
+                return row
+            heappop(heap)
+        return None
+
+    def pop_last_tokens(self, row: int) -> list[FastSequence]:
+        """Take out those whose last token is in `row` or before, in that order and then in order
+        of admission."""
+        popped = []
+        while (first := self.first_last_row()) is not None and first <= row:
+            popped.append(heappop(self._heap)[2])
+        return popped
+
+    def with_last_token_in(self, row: int) -> Iterator[FastSequence]:
+        """Those whose last token is in `row`, the first row of all; in no order, nobody taken."""
+        heap, todo = self._heap, [0]
+        while todo:
+            place = todo.pop()
+            if place < len(heap) and heap[place][0] == row:
+                _, admission, seq = heap[place]
+                if row == seq.last_row and admission == seq.admission and seq.stage in _EXPECTED:
+                    yield seq
+                todo += (2 * place + 1, 2 * place + 2)
+
+    def check_integrity(self, members: Iterable[FastSequence]) -> None:
+        """Raise AssertionError unless the sums are those of `members`."""
+        contexts = [seq.offset + self.row for seq in members]
+        assert self.size == len(contexts), "size"
+        assert self.context == sum(contexts), "contexts"
+        assert self.context_sq == sum(c * c for c in contexts), "squares of contexts"
+        entering = [0] * self.block_size
+        for context in contexts:
+            entering[(context - self.row - 1) % self.block_size] += 1
+        assert entering == self.entering, "block demand"
+
+
+_EXPECTED = (Stage.DECODE, Stage.DRAINING)

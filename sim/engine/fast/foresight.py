@@ -1,0 +1,197 @@
+"""Looking ahead over rows that hold nothing but the cohort's decodes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from sim.cost.interface import CostModel, StepShape
+from sim.engine.fast.scheduler import FastScheduler
+from sim.engine.fast.timeline import Stretch, Timeline
+
+LEAST_AHEAD = 8
+MOST_AHEAD = 4096
+"""Rows foreseen at a time; in between it follows how many come true."""
+VECTOR = 24
+"""Rows from which one vectorised call of the cost model is cheaper than one call per row."""
+
+
+class Foresight:
+    """Appends foreseen rows to the timeline, and has the scheduler take them up when their time
+    has come. Nobody but the timeline knows of them before.
+
+    Foreseen are rows with the whole cohort up to the next last token; with steps planned ahead
+    also the row after it, the *tail*, which goes without those who are done (they still hold
+    their slots and blocks then).
+    """
+
+    def __init__(self, scheduler: FastScheduler, timeline: Timeline, cost: CostModel) -> None:
+        self._scheduler = scheduler
+        self._timeline = timeline
+        self._cost = cost
+        self._shape = StepShape(0, 0, 0, (), 0)
+        self._most = LEAST_AHEAD
+        self._count = 0
+        """Foreseen rows not taken up, the tail included."""
+        self._has_tail = False
+        self._since = -1
+        """The row that was committed last when they were foreseen."""
+
+    def look_ahead(self, now: int) -> int | None:
+        """Append the rows to come, planned at `now` and later. When the next event is due then;
+        None if no row can be foreseen."""
+        scheduler, timeline = self._scheduler, self._timeline
+        cohort, ends, depth = scheduler.cohort, timeline.ends, timeline.depth
+        row = timeline.row
+        last_token_row = cohort.first_last_row()
+        if last_token_row is None or cohort.size > scheduler.budget:
+            return None
+        most = full = last_token_row - row + 1
+        if most > self._most:
+            most = self._most
+        before = len(ends)
+        leaving = scheduler.leaving
+        if leaving:  # somebody is about to free a slot and blocks
+            freed = leaving[0].last_row - len(timeline.log) + depth - before
+            if most > freed:
+                most = freed
+        start_ns = timeline.end_ns
+        if start_ns < now:
+            start_ns = now
+        free = scheduler.blocks.free
+        if most < VECTOR:
+            free = self._append_rows(row, most, start_ns, free)
+        else:
+            free = self._append_vector(row, most, start_ns, free)
+        count = len(ends) - before
+        if not count:
+            return None
+        size, context, context_sq = cohort.size, cohort.context, cohort.context_sq
+        stretch = Stretch(
+            count,
+            start_ns,
+            len(scheduler.running),
+            scheduler.num_waiting,
+            size,
+            context,
+            context_sq,
+            size,
+        )
+        timeline.stretches.append(stretch)
+        self._count = count
+        self._has_tail = False
+        self._since = len(timeline.log) - 1
+        if count == full:
+            if depth == 2 and not leaving and not self._append_tail(stretch, free):
+                return ends[-1]  # all are done then
+        elif count == self._most:
+            self._most = min(2 * count, MOST_AHEAD)
+        return timeline.next_event_ns()
+
+    def _append_rows(self, row: int, count: int, end_ns: int, free: int) -> int:
+        """Up to `count` rows while blocks last; the blocks free after them."""
+        timeline, cohort, shape = self._timeline, self._scheduler.cohort, self._shape
+        add_end, add_used = timeline.ends.append, timeline.used.append
+        step_ns = self._cost.step_ns
+        entering, block_size = cohort.entering, cohort.block_size
+        num_blocks = self._scheduler.blocks.num_blocks
+        shape.num_decodes = shape.num_sampled = size = cohort.size
+        shape.decode_context = context = cohort.context
+        shape.decode_context_sq = context_sq = cohort.context_sq
+        for at in range(-row, -row - count, -1):
+            free -= entering[at % block_size]
+            if free < 0:
+                return free
+            end_ns += step_ns(shape)
+            add_end(end_ns)
+            add_used(num_blocks - free)
+            shape.decode_context_sq = context_sq = context_sq + 2 * context + size
+            shape.decode_context = context = context + size
+        return free
+
+    def _append_vector(self, row: int, count: int, end_ns: int, free: int) -> int:
+        """The same by arrays."""
+        timeline, cohort = self._timeline, self._scheduler.cohort
+        entering = np.array(cohort.entering, dtype=np.int64)
+        demand = entering[-np.arange(row, row + count) % cohort.block_size].cumsum()
+        if demand[-1] > free:
+            count = int(np.searchsorted(demand, free, side="right"))
+            if not count:
+                return free
+            demand = demand[:count]
+        durations = self._cost.decode_run_ns(cohort.size, cohort.context, cohort.context_sq, count)
+        timeline.ends += (end_ns + durations.cumsum()).tolist()
+        used = self._scheduler.blocks.num_blocks - free
+        timeline.used += (used + demand).tolist()
+        return free - int(demand[-1])
+
+    def _append_tail(self, stretch: Stretch, free: int) -> bool:
+        """The row after the last of `stretch`, without those who get their last token in that.
+        False if nobody is left; no row if blocks do not suffice."""
+        scheduler, timeline = self._scheduler, self._timeline
+        cohort = scheduler.cohort
+        count = stretch.count
+        row = timeline.row + count
+        size = gaps = stretch.num_decodes
+        context = stretch.context + count * size
+        context_sq = stretch.context_sq + count * (stretch.context + context)
+        need = cohort.demand(row)
+        for seq in cohort.with_last_token_in(row - 1):
+            gaps -= 1
+            if not seq.overruns:
+                last = seq.offset + row
+                size -= 1
+                context -= last
+                context_sq -= last * last
+                need -= last % cohort.block_size == 1 % cohort.block_size
+        if not size:
+            return False
+        if need <= free:
+            shape = self._shape
+            shape.num_decodes = shape.num_sampled = size
+            shape.decode_context = context
+            shape.decode_context_sq = context_sq
+            end_ns = timeline.ends[-1] + self._cost.step_ns(shape)
+            tail = Stretch(
+                1,
+                -1,
+                stretch.num_running,
+                stretch.num_waiting,
+                size,
+                context,
+                context_sq,
+                gaps,
+            )
+            timeline.add_foreseen(tail, end_ns, scheduler.blocks.num_blocks - free + need)
+            self._count += 1
+            self._has_tail = True
+        return True
+
+    def cut(self, now: int) -> None:
+        """Something changes: take back the rows that would be planned from `now` on."""
+        dropped = self._timeline.cut(now)
+        if dropped:
+            self._count -= dropped
+            self._has_tail = False
+            if self._count + 1 < self._most:
+                self._most = max(LEAST_AHEAD, 2 * self._count)
+
+    def take_up(self, now: int) -> None:
+        """The rows planned before `now` have come true."""
+        if not self._count:
+            return
+        timeline, scheduler, blocks = self._timeline, self._scheduler, self._scheduler.blocks
+        planned = bisect_left(timeline.ends, now) + timeline.depth
+        if planned > len(timeline.ends):
+            planned = len(timeline.ends)
+        count = planned - timeline.planned
+        if not count:
+            return
+        self._count -= count
+        with_tail = self._has_tail and not self._count
+        scheduler.take_up(count, with_tail, self._since, timeline.depth)
+        blocks.take(timeline.used[planned - 1] - (blocks.num_blocks - blocks.free))
+        timeline.planned = planned
+        if with_tail:
+            self._has_tail = False

@@ -1,0 +1,452 @@
+"""vLLM V1's scheduler on sums instead of lists. It knows rows of the step log, but no clock.
+
+`plan` decides one row. In the common case (every decode gets its token and its block, and the
+prefill chunks in progress what is left) nothing is done per decoding request. Otherwise the
+running list is walked as vLLM does, in `walk.py`.
+"""
+
+from __future__ import annotations
+
+from sim.engine.config import EngineConfig
+from sim.engine.fast.cohort import Cohort
+from sim.engine.fast.extents import Blocks, Hit, PrefixBlocks
+from sim.engine.fast.sequence import FastSequence, Stage
+from sim.engine.fast.timeline import Row, Stretch
+from sim.engine.fast.waiting import ArrivalQueue, PriorityQueue, Waiting
+from sim.engine.fast.walk import Walk
+
+NO_LIMIT = 1 << 60
+
+
+class FastScheduler:
+    """Who waits, who runs, who is how far.
+
+    Invariants: `running` is in order of admission and holds the sequences in PREFILL (also in
+    `prefilling`), DECODE (in the cohort) and DRAINING; whoever is preempted or finished while
+    rows with tokens of theirs are in flight is in `leaving` until the last of them is delivered.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.budget = min(config.token_budget, config.max_num_batched_tokens)
+        self.block_size = config.block_size
+        self.by_priority = config.policy == "priority"
+        self.asynchronous = config.async_scheduling
+        self._max_running = config.max_num_admitted_seqs
+        self._max_model_len = config.max_model_len
+        self._chunked = config.enable_chunked_prefill
+        self._reserve_full = config.scheduler_reserve_full_isl
+        self._watermark_blocks = int(config.watermark * config.num_blocks)
+        self._threshold = config.long_prefill_token_threshold
+        self._adaptive = config.long_prefill_token_threshold_adaptive
+        self._max_batched = config.max_num_batched_tokens
+
+        usable = config.num_usable_blocks
+        self.blocks: Blocks = Blocks(usable, config.block_size)
+        self.cache: PrefixBlocks | None = None
+        if config.enable_prefix_caching:
+            self.blocks = self.cache = PrefixBlocks(usable, config.block_size, self.progress)
+
+        self.cohort = Cohort(config.block_size)
+        self.waiting: Waiting = PriorityQueue() if self.by_priority else ArrivalQueue()
+        self.num_waiting = 0
+        self.running: dict[FastSequence, None] = {}
+        self.prefilling: list[FastSequence] = []
+        self.leaving: list[FastSequence] = []
+        """Whose last token is scheduled, in order of delivery."""
+        self.overrunning: list[FastSequence] = []
+        """Of those, the ones that are still in the cohort, for one row more."""
+        self.starved: list[FastSequence] = []
+        """Members of the cohort that had no token in the last row."""
+        self.head_is_stuck = False
+        """The first in the queue lacks blocks, and will until something leaves."""
+        self.num_preempted = 0
+        """Victims since the last row."""
+
+        self.row = -1
+        """Last planned row, or the one being planned."""
+        self.committed = -1
+        """Last committed row."""
+        # Last committed row when `row` was planned, and when the one before was.
+        self._seen = self._seen_before = -1
+        self.at_admission = NO_LIMIT
+        """While `row` is being planned: sequences admitted before this one had their turn."""
+        self._admissions = 0
+
+    # -- requests come and go
+
+    def add(self, seq: FastSequence) -> bool:
+        """Queue a new sequence. Whether that changes nothing for the rows foreseen."""
+        crowded = self.num_waiting > 0 and (
+            self.head_is_stuck or len(self.running) >= self._max_running
+        )
+        self.num_waiting += 1
+        behind = self.waiting.add(seq)
+        if not behind:
+            self.head_is_stuck = False
+        return behind and crowded
+
+    def drop(self, seq: FastSequence) -> None:
+        """A sequence leaves, finished or aborted."""
+        if seq.stage is Stage.WAITING:
+            self.num_waiting -= 1
+        else:
+            self._stop(seq, self.row + 1)
+        self.head_is_stuck = False
+        seq.stage = Stage.GONE
+        if self.cache is not None:
+            self.cache.leave(seq)
+
+    def preempt(self, seq: FastSequence, row: int, given: int) -> None:
+        """Send a running sequence back to the queue. Of `row`, which is being planned, it had
+        been `given` so many tokens and loses them again."""
+        was_prefill = seq.stage is Stage.PREFILL
+        self._stop(seq, row + (given > 0))
+        if was_prefill:
+            seq.was_computed = seq.computed - given
+        else:
+            seq.known = min(seq.offset + row, seq.prompt_tokens + seq.stop)
+            seq.was_computed = seq.known - 1
+            seq.end_span(min(row - 1, seq.last_row))
+        seq.computed = 0
+        seq.stage = Stage.WAITING
+        seq.record.preemptions += 1
+        self.waiting.put_back(seq)
+        self.num_waiting += 1
+        self.num_preempted += 1
+        self.head_is_stuck = False
+
+    def _stop(self, seq: FastSequence, next_row: int) -> None:
+        """Take a running sequence out of the books; its blocks, up to those of the row before
+        `next_row`, become free."""
+        stage = seq.stage
+        if stage is Stage.PREFILL:
+            self.prefilling.remove(seq)
+        else:
+            seq.held = self.blocks_held(seq, next_row)
+        if self.cache is not None:
+            self.cache.register(seq, self.progress(seq))
+        if stage is Stage.DECODE:
+            self.cohort.remove(seq)
+        self.blocks.release(seq)
+        del self.running[seq]
+        for few in (self.overrunning, self.starved):
+            if few and seq in few:
+                few.remove(seq)
+
+    def blocks_held(self, seq: FastSequence, row: int) -> int:
+        """Blocks of a running sequence when `row` is planned next."""
+        if seq.stage is Stage.PREFILL:
+            return seq.held
+        tokens = seq.offset + row - 1
+        if seq.stage is Stage.DRAINING:
+            tokens = min(tokens, seq.offset + seq.last_row + seq.overruns)
+        return -(-tokens // self.block_size)
+
+    def progress(self, seq: FastSequence) -> int:
+        """Tokens of a running sequence whose blocks vLLM has registered by now.
+
+        When a row is planned: those it computes, as far as they are known. When its output comes:
+        those it computed.
+        """
+        if seq.stage is Stage.PREFILL:
+            return seq.computed
+        row, seen = self.row, self._seen
+        if seq.admission >= self.at_admission:  # had no turn in `row` yet
+            row, seen = row - 1, self._seen_before
+        done = max(self._computed_until(seq, self.committed), seq.known)
+        if seq.has_token(row):
+            known = self._computed_until(seq, seen) + 1
+            done = max(done, min(known, self._computed_until(seq, row)))
+        return done
+
+    @staticmethod
+    def _computed_until(seq: FastSequence, row: int) -> int:
+        """Tokens computed when `row` had been, for a sequence that decodes: all but the last."""
+        if 0 <= seq.span_start <= row:
+            return seq.offset + min(row, seq.last_row)
+        return seq.prompt_tokens + seq.tokens_until(row) - 1
+
+    # -- last tokens
+
+    def retire(self, row: int) -> None:
+        """Take those out of the cohort whose last token is in `row`, before the next is planned."""
+        for seq in self.cohort.pop_last_tokens(row):
+            self.leaving.append(seq)
+            if seq.stage is Stage.DECODE:
+                if seq.overruns:
+                    self.overrunning.append(seq)
+                else:
+                    self.cohort.remove(seq)
+                    seq.stage = Stage.DRAINING
+
+    def commit(self, row: int) -> list[FastSequence]:
+        """The output of `row` is there: who had the last token in it, in schedule order. They
+        still run (or wait, if they were preempted meanwhile)."""
+        self.committed = row
+        if row == self.row:
+            self.retire(row)
+        finished = []
+        leaving = self.leaving
+        while leaving and leaving[0].last_row <= row:
+            seq = leaving.pop(0)
+            if seq.stage is not Stage.GONE:
+                finished.append(seq)
+        return finished
+
+    # -- rows foreseen
+
+    def take_up(self, count: int, after_last_tokens: bool, seen: int, depth: int) -> None:
+        """`count` foreseen rows have been planned as foreseen, with all of the cohort, but the
+        last without those whose last token was in the row before if `after_last_tokens`.
+        The first were planned when `seen` was committed, the others `depth` rows behind."""
+        if count > after_last_tokens:
+            self.cohort.advance(count - after_last_tokens)
+        self.row += count
+        if after_last_tokens:
+            self.retire(self.row - 1)
+            self._pass_row()
+        self._seen_before = self._seen if count == 1 else max(seen, self.row - 1 - depth)
+        self._seen = max(seen, self.row - depth)
+
+    def _pass_row(self) -> None:
+        """`row` is settled: the cohort moves on to the next, those who overran leave it."""
+        self.cohort.advance(1)
+        for seq in self.overrunning:
+            self.cohort.remove(seq)
+            seq.stage = Stage.DRAINING
+        self.overrunning.clear()
+
+    # -- planning
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next rows hold the cohort's decodes and nothing else, until a last token,
+        a shortage of blocks, an arrival or an abort."""
+        if self.prefilling or self.overrunning or self.starved:
+            return False
+        return not self.num_waiting or self.head_is_stuck or len(self.running) >= self._max_running
+
+    def plan(self, row: int) -> Stretch | None:
+        """Plan `row`; None when there is nothing to run. Then `num_preempted` may have grown."""
+        self.row = row
+        self._seen_before, self._seen = self._seen, self.committed
+        self.at_admission = -1
+        cohort, blocks = self.cohort, self.blocks
+        plan = Row()
+        plan.num_decodes = decodes = cohort.size
+        limit = self._prefill_limit() if self._threshold else NO_LIMIT
+        need = cohort.demand(row)
+        budget = self.budget - decodes
+        chunks: list[tuple[FastSequence, int]] | None = []
+        if budget < 0 or need > blocks.free:
+            chunks = None
+        elif self.prefilling:
+            chunks = self._chunks(budget, limit, blocks.free - need)
+        preempted = False
+        if chunks is not None:
+            plan.context, plan.context_sq = cohort.context, cohort.context_sq
+            plan.num_sampled = decodes
+            plan.num_gaps = decodes - len(self.overrunning)
+            if need:
+                blocks.take(need)
+            for seq, count in chunks:
+                self.compute(seq, count, plan)
+                budget -= count
+            if self.starved:
+                self._end_starvation(row, plan)
+        else:
+            walk = Walk(self, row, limit)
+            walk.run()
+            walk.fill(plan)
+            budget = walk.budget
+            preempted = walk.num_preempted > 0
+        if self.num_waiting and budget > 0 and not preempted:
+            self._admit(budget, limit, plan)
+        self.at_admission = NO_LIMIT
+        if not plan.num_decodes and not plan.prefills:
+            self.row = row - 1
+            self._seen = self._seen_before
+            return None
+        self._complete(plan, row)
+        plan.num_running = len(self.running)
+        plan.num_waiting = self.num_waiting
+        plan.num_preempted, self.num_preempted = self.num_preempted, 0
+        plan.num_sampled += len(plan.completing)
+        if (
+            plan.prefills
+            or plan.completing
+            or plan.late
+            or plan.num_preempted
+            or plan.num_sampled != plan.num_decodes
+        ):
+            return plan
+        return Stretch(
+            1,
+            -1,
+            plan.num_running,
+            plan.num_waiting,
+            plan.num_decodes,
+            plan.context,
+            plan.context_sq,
+            plan.num_gaps,
+        )
+
+    def _prefill_limit(self) -> int:
+        """Most tokens for one sequence in a row; one that is alone has nobody to starve."""
+        present = len(self.running) + self.num_waiting
+        if present <= 1:
+            return NO_LIMIT
+        if self._adaptive:
+            return max(self._threshold, self._max_batched // present)
+        return self._threshold
+
+    def _chunks(self, budget: int, limit: int, free: int) -> list[tuple[FastSequence, int]] | None:
+        """The next chunk of every prefill in progress; None if order matters, because tokens or
+        blocks do not suffice for all and someone comes after the one who takes the last."""
+        chunks = []
+        last = None
+        for seq in self.prefilling:
+            count = min(seq.known - seq.computed, limit)
+            if count > budget:
+                last = last or next(reversed(self.running))
+                if seq is not last:
+                    return None
+                count = budget
+            if count:
+                free -= -(-(seq.computed + count) // self.block_size) - seq.held
+                if free < 0:
+                    return None
+                budget -= count
+                chunks.append((seq, count))
+        return chunks
+
+    def compute(self, seq: FastSequence, count: int, plan: Row) -> None:
+        """Schedule a prefill chunk, for which there are tokens and blocks."""
+        seq.computed += count
+        held = -(-seq.computed // self.block_size)
+        self.blocks.take(held - seq.held)
+        seq.held = held
+        if self.cache is not None:
+            self.at_admission = seq.admission
+            self.cache.register(seq, seq.computed)
+        self.enter_chunk(seq, count, plan)
+
+    @staticmethod
+    def enter_chunk(seq: FastSequence, count: int, plan: Row) -> None:
+        """Describe a chunk of `count` tokens, already counted as computed."""
+        before = seq.computed - count
+        if count == 1 and before >= seq.prompt_tokens:  # to the model no different from a decode
+            plan.num_decodes += 1
+            plan.context += seq.computed
+            plan.context_sq += seq.computed * seq.computed
+        else:
+            plan.prefills.append((count, before))
+        if seq.computed == seq.known:
+            plan.completing.append(seq)
+
+    def _end_starvation(self, row: int, plan: Row) -> None:
+        for seq in self.starved:
+            if seq.spans:
+                plan.late.append((seq, seq.spans[-1][1]))
+                plan.num_gaps -= 1
+        self.starved.clear()
+
+    def _admit(self, budget: int, limit: int, plan: Row) -> None:
+        """Admit waiting sequences in order until one does not fit."""
+        blocks, cache, size = self.blocks, self.cache, self.block_size
+        self.head_is_stuck = False
+        self.at_admission = NO_LIMIT
+        while budget > 0 and self.num_waiting and len(self.running) < self._max_running:
+            seq = self.waiting.peek()
+            hit: Hit = []
+            num_hit = 0
+            available = blocks.free
+            if self.running:
+                available -= self._watermark_blocks
+            if cache is not None:
+                hit = cache.find_hit(seq)
+                for extent, length in hit:
+                    num_hit += length
+                    if not extent.refs:
+                        available -= length
+            cached = num_hit * size
+            missing = seq.known - cached
+            count = min(missing, limit)
+            if count > budget:
+                if not self._chunked:
+                    return
+                count = budget
+            if (
+                self._reserve_full
+                and -(-min(seq.known, self._max_model_len) // size) - num_hit > available
+            ):
+                self._note_stuck(seq)
+                return
+            held = -(-(cached + count) // size)
+            if held - num_hit > available:
+                if count == missing and not self._threshold:  # a smaller chunk might fit later
+                    self._note_stuck(seq)
+                return
+            self.waiting.pop()
+            self.num_waiting -= 1
+            self._admissions += 1
+            seq.admission = self._admissions
+            seq.stage = Stage.PREFILL
+            self.running[seq] = None
+            self.prefilling.append(seq)
+            record = seq.record
+            if record.preemptions:
+                record.recomputed_tokens += max(0, seq.was_computed - cached)
+            else:
+                record.cached_tokens = cached
+                plan.admitted.append(seq)
+            plan.cached_tokens += cached
+            if cache is not None:
+                cache.acquire(seq, hit)
+            seq.computed = cached
+            seq.held = num_hit
+            self.compute(seq, count, plan)
+            self.at_admission = NO_LIMIT
+            budget -= count
+
+    def _note_stuck(self, seq: FastSequence) -> None:
+        self.head_is_stuck = self.cache is None or not self.cache.watches(seq)
+
+    def _complete(self, plan: Row, row: int) -> None:
+        """The row is settled: count it, and let those that finished their prompt decode next."""
+        cohort = self.cohort
+        self._pass_row()
+        for seq in plan.completing:
+            self.prefilling.remove(seq)
+            seq.offset = seq.known - row
+            seq.last_row = row + seq.stop - (seq.known - seq.prompt_tokens) - 1
+            seq.span_start = row
+            if seq.spans:
+                first, last = seq.spans[-1]
+                if last == row - 1:
+                    seq.span_start = first
+                    seq.spans = seq.spans[:-1]
+                    plan.num_gaps += 1
+                else:
+                    plan.late.append((seq, last))
+            seq.stage = Stage.DRAINING
+            if seq.last_row > row or seq.overruns:
+                cohort.add(seq)
+            cohort.expect(seq)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the books agree with each other."""
+        running = list(self.running)
+        assert [s.admission for s in running] == sorted(s.admission for s in running), "order"
+        stages = {stage: [s for s in running if s.stage is stage] for stage in Stage}
+        assert not (stages[Stage.WAITING] + stages[Stage.GONE]), "runs without running"
+        assert self.prefilling == stages[Stage.PREFILL], "prefilling"
+        assert self.cohort.row == self.row + 1, "rows"
+        self.cohort.check_integrity(stages[Stage.DECODE])
+        for seq in stages[Stage.DRAINING] + self.overrunning:
+            assert seq in self.leaving or seq.last_row >= self.row, f"{seq} never leaves"
+        rows = [seq.last_row for seq in self.leaving]
+        assert rows == sorted(rows), "order of leaving"
+        for seq in running:
+            seq.held = self.blocks_held(seq, self.row + 1)
+        self.blocks.check_integrity(running)

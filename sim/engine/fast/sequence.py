@@ -1,0 +1,125 @@
+"""A request inside the fast engine."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from sim.engine.interface import RequestRecord
+from sim.request import Request
+
+if TYPE_CHECKING:
+    from sim.engine.fast.extents import Extent
+    from sim.engine.fast.lines import Path
+
+
+class Stage(IntEnum):
+    """Where a sequence stands."""
+
+    WAITING = 0
+    """Queued: new, or preempted."""
+    PREFILL = 1
+    """Admitted; some known tokens are not scheduled yet."""
+    DECODE = 2
+    """In the cohort: one token in every step."""
+    DRAINING = 3
+    """Its last token is scheduled and not delivered yet; it keeps its slot and its blocks."""
+    GONE = 4
+
+
+class FastSequence:
+    """Progress of one request. Steps are called by their row in the step log.
+
+    While decoding nothing is counted per step: in row `r` its context (computed tokens + 1) is
+    `offset + r`, and it has had a token in every row since `span_start`.
+    """
+
+    __slots__ = (
+        "admission",
+        "arrival_ns",
+        "computed",
+        "extents",
+        "held",
+        "known",
+        "last_row",
+        "lengths",
+        "offset",
+        "overruns",
+        "path",
+        "priority",
+        "prompt_tokens",
+        "record",
+        "registered",
+        "request",
+        "span_start",
+        "spans",
+        "stage",
+        "stop",
+        "tail",
+        "was_computed",
+    )
+
+    def __init__(self, request: Request, record: RequestRecord, stop: int, overruns: bool) -> None:
+        self.request = request
+        self.record = record
+        self.prompt_tokens = request.prompt_tokens
+        self.priority = request.priority
+        self.arrival_ns = request.arrival_ns
+        self.stop = stop
+        """Output tokens at which it finishes."""
+        self.overruns = overruns
+        """The scheduler cannot foresee its end: with steps in flight it gets one row more, whose
+        token is dropped."""
+        self.stage = Stage.WAITING
+        self.admission = -1
+        """Number of its (last) admission: the order of vLLM's `running` list."""
+
+        self.known = request.prompt_tokens
+        """Known tokens when it was queued (again): what its prefill computes."""
+        self.computed = 0
+        """Of them, scheduled so far. Not updated while decoding."""
+        self.held = 0
+        """Blocks in its table. Not updated while decoding."""
+        self.was_computed = 0
+        """Tokens that were computed when it was preempted."""
+
+        self.offset = 0
+        self.last_row = -1
+        """Row of its last token."""
+        self.span_start = -1
+        """First row of the token run it is in; -1 outside of one."""
+        self.spans: tuple[tuple[int, int], ...] = ()
+        """Finished token runs: (first row, last row)."""
+
+        # Prefix cache only.
+        self.path: Path | None = None
+        self.extents: list[Extent] = []
+        """Its cached blocks, first to last; `lengths[i]` blocks from the start of `extents[i]`
+        (which may have been split since)."""
+        self.lengths: list[int] = []
+        self.tail: Extent | None = None
+        """The extent it registered last."""
+        self.registered = 0
+        """Leading blocks that are in the cache."""
+
+    def __repr__(self) -> str:
+        return f"<{self.request.id} {self.stage.name.lower()} known {self.known}>"
+
+    def has_token(self, row: int) -> bool:
+        """Whether a planned row brings it a token."""
+        return 0 <= self.span_start <= row <= self.last_row or any(
+            first <= row <= last for first, last in self.spans
+        )
+
+    def end_span(self, row: int) -> None:
+        """The token run it is in, if any, ended with `row` (or before it began)."""
+        if 0 <= self.span_start <= row:
+            self.spans = (*self.spans, (self.span_start, row))
+        self.span_start = -1
+
+    def tokens_until(self, row: int) -> int:
+        """Tokens it has had in rows up to and including `row`."""
+        count = sum(min(last, row) - first + 1 for first, last in self.spans if first <= row)
+        if 0 <= self.span_start <= row:
+            count += min(row, self.last_row) - self.span_start + 1
+        return count

@@ -1,0 +1,260 @@
+"""Steps that have not ended: those planned, and decode-only ones foreseen after them.
+
+With `depth` steps in flight, row `i` is planned when row `i - depth` ends. As long as nothing
+arrives or leaves, the rows to come are foreseen: their ends are known, but nobody has acted on
+them, and `cut` takes back those that would be planned at or after a given time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+
+from sim.engine.fast.sequence import FastSequence
+from sim.engine.log import StepLog
+
+
+class Stretch:
+    """Consecutive decode-only rows of one batch, as columns of the step log (see there)."""
+
+    __slots__ = (
+        "context",
+        "context_sq",
+        "count",
+        "num_decodes",
+        "num_gaps",
+        "num_running",
+        "num_waiting",
+        "start_ns",
+    )
+
+    plain = True
+
+    def __init__(
+        self,
+        count: int,
+        start_ns: int,
+        num_running: int,
+        num_waiting: int,
+        num_decodes: int,
+        context: int,
+        context_sq: int,
+        num_gaps: int,
+    ) -> None:
+        """`count` rows; contexts and gaps are the first row's, in every later one all decodes
+        have a gap. A negative `start_ns` stands for the end of the row before."""
+        self.count = count
+        self.start_ns = start_ns
+        self.num_running = num_running
+        self.num_waiting = num_waiting
+        self.num_decodes = num_decodes
+        self.context = context
+        self.context_sq = context_sq
+        self.num_gaps = num_gaps
+
+    def split(self, count: int) -> Stretch:
+        """Keep the first `count` rows; the rest becomes a new stretch."""
+        context = self.context + count * self.num_decodes
+        rest = Stretch(
+            self.count - count,
+            -1,
+            self.num_running,
+            self.num_waiting,
+            self.num_decodes,
+            context,
+            self.context_sq + count * (self.context + context),
+            self.num_decodes,
+        )
+        self.count = count
+        return rest
+
+
+class Row(Stretch):
+    """One row that is more than decodes."""
+
+    __slots__ = (
+        "admitted",
+        "cached_tokens",
+        "completing",
+        "late",
+        "num_preempted",
+        "num_sampled",
+        "prefills",
+    )
+
+    plain = False
+
+    def __init__(self) -> None:
+        """An empty row, to be filled in by the scheduler."""
+        super().__init__(1, -1, 0, 0, 0, 0, 0, 0)
+        self.prefills: list[tuple[int, int]] = []
+        self.admitted: list[FastSequence] = []
+        """Sequences scheduled for the first time."""
+        self.completing: list[FastSequence] = []
+        """Sequences whose last prefill chunk is in this row, so they sample."""
+        self.late: list[tuple[FastSequence, int]] = []
+        """(sequence whose token here ends a gap over more than one row, row it began in)."""
+        self.cached_tokens = 0
+        self.num_preempted = 0
+        self.num_sampled = 0
+
+
+class Timeline:
+    """The rows after those in the log.
+
+    Invariants: `ends` increases; `used` is as long as `ends`, and the counts of `stretches` sum
+    to that; the first `planned` rows are planned; without a cut `len(ends) >= planned`.
+    """
+
+    __slots__ = ("depth", "ends", "last_end_ns", "log", "planned", "stretches", "used")
+
+    def __init__(self, log: StepLog, depth: int) -> None:
+        self.log = log
+        self.depth = depth
+        self.ends: list[int] = []
+        """End of every row, ns."""
+        self.used: list[int] = []
+        """Blocks held after every row was planned."""
+        self.stretches: list[Stretch] = []
+        self.planned = 0
+        self.last_end_ns = 0
+        """End of the last row in the log."""
+
+    @property
+    def row(self) -> int:
+        """The row to be planned next."""
+        return len(self.log) + self.planned
+
+    @property
+    def end_ns(self) -> int:
+        """End of the last row there is: the device is busy until then."""
+        return self.ends[-1] if self.ends else self.last_end_ns
+
+    def next_event_ns(self) -> int:
+        """When the next row must be planned that is not foreseen, or (as long as nothing more is
+        planned) the first row ends. There is at least one row."""
+        spare = len(self.ends) - self.depth
+        return self.ends[spare] if spare > 0 else self.ends[0]
+
+    def add(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:
+        """A row has been planned."""
+        self.add_foreseen(stretch, end_ns, used_blocks)
+        self.planned += 1
+
+    def add_foreseen(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:
+        self.stretches.append(stretch)
+        self.ends.append(end_ns)
+        self.used.append(used_blocks)
+
+    def cut(self, now: int) -> int:
+        """Take back the foreseen rows planned at `now` or later; how many."""
+        surplus = len(self.ends) - bisect_left(self.ends, now) - self.depth
+        if surplus <= 0:
+            return 0
+        self._drop(surplus)
+        return surplus
+
+    def _drop(self, count: int) -> None:
+        del self.ends[-count:]
+        del self.used[-count:]
+        stretches = self.stretches
+        while count:
+            last = stretches[-1]
+            if last.count > count:
+                last.count -= count
+                return
+            count -= last.count
+            stretches.pop()
+
+    def queue_one_more(self, now: int) -> None:
+        """One more request waits; foreseen rows planned at `now` or later show it."""
+        index = bisect_left(self.ends, now) + self.depth
+        stretches = self.stretches
+        at = place = 0
+        while place < len(stretches):
+            stretch = stretches[place]
+            if at < index < at + stretch.count:
+                stretches.insert(place + 1, stretch.split(index - at))
+            elif at >= index:
+                stretch.num_waiting += 1
+            at += stretch.count
+            place += 1
+
+    def lose_token(self, seq: FastSequence) -> None:
+        """`seq` is aborted: its tokens in rows that have not ended will not be delivered."""
+        row = len(self.log)
+        place = 0
+        while place < len(self.stretches):
+            stretch = self.stretches[place]
+            if stretch.count > 1:
+                self.stretches.insert(place + 1, stretch.split(1))
+            if seq.has_token(row) and seq.has_token(row - 1):
+                stretch.num_gaps -= 1
+            elif isinstance(stretch, Row):
+                stretch.late = [entry for entry in stretch.late if entry[0] is not seq]
+            row += 1
+            place += 1
+
+    def commit(self, count: int) -> None:
+        """The first `count` rows have ended: they go to the log."""
+        ends, used, stretches, log = self.ends, self.used, self.stretches, self.log
+        at = 0
+        start_ns = self.last_end_ns
+        while at < count:
+            s = stretches[0]
+            rest = None
+            if s.count > count - at:
+                rest = s.split(count - at)
+            if s.start_ns >= 0:
+                start_ns = s.start_ns
+            if s.plain:
+                log.add_run(
+                    start_ns,
+                    ends[at : at + s.count],
+                    used[at : at + s.count],
+                    s.num_running,
+                    s.num_waiting,
+                    s.num_decodes,
+                    s.context,
+                    s.context_sq,
+                    s.num_gaps,
+                )
+            else:
+                assert isinstance(s, Row)
+                for _, began in s.late:
+                    log.add_long_gap(len(log), ends[at] - log.end_ns(began))
+                log.add_step(
+                    start_ns,
+                    ends[at],
+                    s.num_running,
+                    s.num_waiting,
+                    s.num_decodes,
+                    s.num_decodes,
+                    s.context,
+                    s.context_sq,
+                    s.prefills,
+                    s.num_sampled,
+                    s.cached_tokens,
+                    s.num_preempted,
+                    used[at],
+                    s.num_gaps,
+                )
+            at += s.count
+            start_ns = ends[at - 1]
+            if rest is None:
+                del stretches[0]
+            else:
+                stretches[0] = rest
+        self.last_end_ns = start_ns
+        self.planned -= count
+        del ends[:count]
+        del used[:count]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the invariants hold."""
+        rows = len(self.ends)
+        assert len(self.used) == rows == sum(s.count for s in self.stretches), "rows lost"
+        assert all(s.count > 0 for s in self.stretches), "an empty stretch"
+        assert 0 <= self.planned <= min(rows, self.depth), "planned rows"
+        ends = [self.last_end_ns, *self.ends]
+        assert all(a < b for a, b in pairwise(ends)), "steps overlap"

@@ -1,0 +1,73 @@
+"""Waiting queues of the fast engine. A sequence that left while waiting is skipped when found."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Protocol
+
+from sim.engine.fast.sequence import FastSequence, Stage
+
+
+class Waiting(Protocol):
+    """Sequences in the order in which they are tried. `peek` and `pop` only while some wait."""
+
+    def add(self, seq: FastSequence) -> bool:
+        """A new arrival. Whether it is behind all others."""
+        ...
+
+    def put_back(self, seq: FastSequence) -> None:
+        """A preempted sequence."""
+        ...
+
+    def peek(self) -> FastSequence: ...
+
+    def pop(self) -> FastSequence: ...
+
+
+class ArrivalQueue:
+    """First come, first served; preempted sequences return to the front."""
+
+    def __init__(self) -> None:
+        self._queue: deque[FastSequence] = deque()
+
+    def add(self, seq: FastSequence) -> bool:
+        self._queue.append(seq)
+        return True
+
+    def put_back(self, seq: FastSequence) -> None:
+        self._queue.appendleft(seq)
+
+    def peek(self) -> FastSequence:
+        queue = self._queue
+        while queue[0].stage is Stage.GONE:
+            queue.popleft()
+        return queue[0]
+
+    def pop(self) -> FastSequence:
+        self.peek()
+        return self._queue.popleft()
+
+
+class PriorityQueue:
+    """Smallest priority number first, then the earliest arrival, then the id."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, str, FastSequence]] = []
+
+    def add(self, seq: FastSequence) -> bool:
+        heappush(self._heap, (seq.priority, seq.arrival_ns, seq.request.id, seq))
+        return self._heap[0][-1] is not seq
+
+    def put_back(self, seq: FastSequence) -> None:
+        self.add(seq)
+
+    def peek(self) -> FastSequence:
+        heap = self._heap
+        while heap[0][-1].stage is Stage.GONE:
+            heappop(heap)
+        return heap[0][-1]
+
+    def pop(self) -> FastSequence:
+        self.peek()
+        return heappop(self._heap)[-1]
