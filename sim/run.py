@@ -24,7 +24,7 @@ from sim.cost.profile import load as load_profile
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Engine
 from sim.errors import UserError
-from sim.metrics.capacity import Capacity, measure_capacity
+from sim.metrics.capacity import Capacity, measure_capacity, spread_evenly
 from sim.metrics.distribution import NS
 from sim.protocols import AdmissionPolicy, EvictionPolicy, RoutingPolicy, SchedulingPolicy
 from sim.registry import make_policy
@@ -266,18 +266,16 @@ class Simulation:
         """Requests for the capacity measurement: any stretch of them is like the whole.
 
         Where requests share text their order matters, and those that replica 0 got are taken as
-        they came. Otherwise they are spread evenly over all output lengths.
+        they came. Otherwise they are spread evenly over output and prompt lengths.
         """
         trace = self.trace
-        shared = trace is None or trace.segments is not None or trace.session is not None
-        if shared:
-            order = rows["uid"][rows["replica"] == 0]
-            order = order if len(order) else rows["uid"]
+        if trace is None or trace.segments is not None or trace.session is not None:
+            uids = rows["uid"][rows["replica"] == 0]
+            uids = uids if len(uids) else rows["uid"]
         else:
-            ranked = rows["uid"][np.argsort(rows["wanted_tokens"], kind="stable")]
-            spread = np.arange(min(most, 4 * len(ranked)), dtype=np.float64) * GOLDEN % 1.0
-            order = ranked[(spread * len(ranked)).astype(np.int64)]
-        return islice(self._anew(order.tolist()), most)
+            spread = spread_evenly(rows["wanted_tokens"], rows["prompt_tokens"], most)
+            uids = rows["uid"][spread]
+        return islice(self._anew(uids.tolist()), most)
 
     def _anew(self, order: list[int]) -> Iterator[Request]:
         """The requests of these uids, over and over, renumbered: private texts are new ones."""
@@ -290,10 +288,6 @@ class Simulation:
                 assert known is not None  # every row is of a known request
                 yield replace(known, uid=number, id=str(number), arrival_ns=0)
                 number += 1
-
-
-GOLDEN = (5**0.5 - 1) / 2
-"""Its multiples, modulo 1, fill the interval evenly."""
 
 
 def _engine_config(
