@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 from sim.engine.config import EngineConfig
+from sim.protocols import SchedulingPolicy
 from sim.request import Request
 
 CONTEXT = "context"
 KV_CAPACITY = "kv-capacity"
 
 
-def why_rejected(config: EngineConfig, request: Request) -> str | None:
+def why_rejected(
+    config: EngineConfig, request: Request, policy: SchedulingPolicy | None = None
+) -> str | None:
     """Why the engine turns a request away on arrival; None when it will get through.
 
     `context`: the prompt leaves no room for a token below `max_model_len`. `kv-capacity`: even
     alone in the engine it would not get the KV blocks to finish. (vLLM does not start with a cache
     that cannot hold one sequence of `max_model_len`; with less it would preempt such a request
-    over and over.)
+    over and over.) `policy` matters where it reserves blocks or always keeps some free.
     """
     if request.prompt_tokens + 1 > config.max_model_len:
         return CONTEXT
-    if blocks_to_finish(config, request) > config.num_usable_blocks:
-        return KV_CAPACITY
-    return None
+    blocks = blocks_to_finish(config, request)
+    if policy is not None:
+        reserved = reserved_tokens(config, policy, request, request.prompt_tokens)
+        blocks = max(blocks, -(-reserved // config.block_size))
+        if policy.layout == "buddy":
+            blocks = power_of_two(blocks)
+        if policy.watermark is not None:
+            blocks += int(policy.watermark * config.num_blocks)
+    return KV_CAPACITY if blocks > config.num_usable_blocks else None
+
+
+def reserved_tokens(
+    config: EngineConfig, policy: SchedulingPolicy, request: Request, num_known: int
+) -> int:
+    """Tokens for which an admission sets KV blocks aside; 0: none but those the step computes."""
+    prompt = request.prompt_tokens
+    tokens = {
+        "on-demand": 0,
+        "prompt": num_known,
+        "declared": prompt + allowed_outputs(request),
+        "max": config.max_model_len,
+        "pow2": prompt + power_of_two(request.output_tokens),
+        "oracle": prompt + request.output_tokens,
+    }[policy.reserve]
+    return min(tokens, config.max_model_len)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number` (>= 1)."""
+    return 1 << (number - 1).bit_length()
 
 
 def blocks_to_finish(config: EngineConfig, request: Request) -> int:

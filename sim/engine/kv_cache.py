@@ -9,7 +9,10 @@ from __future__ import annotations
 from sim.engine.block_names import BlockNames
 from sim.engine.block_pool import NULL_BLOCK, BlockPool
 from sim.engine.config import EngineConfig
+from sim.engine.eviction import RankedPool
+from sim.engine.runs import FreeRuns
 from sim.engine.sequence import Sequence
+from sim.protocols import EvictionPolicy, Layout
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -17,17 +20,31 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def make_pool(num_blocks: int, layout: Layout, eviction: EvictionPolicy | None) -> BlockPool:
+    """The pool for a layout; `eviction` None is vLLM's."""
+    if layout != "paged":
+        return BlockPool(num_blocks, FreeRuns(range(1, num_blocks), buddy=layout == "buddy"))
+    if eviction is None or eviction.free_queue:
+        return BlockPool(num_blocks)
+    return RankedPool(num_blocks, eviction)
+
+
 class KVCache:
     """Gives blocks to sequences and remembers what the blocks contain."""
 
-    def __init__(self, config: EngineConfig, pool: BlockPool | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        layout: Layout = "paged",
+        eviction: EvictionPolicy | None = None,
+    ) -> None:
+        """Without pages (`layout` contiguous or buddy) there is no prefix cache."""
         self.block_size = config.block_size
         self.max_model_len = config.max_model_len
-        self.caching = config.enable_prefix_caching
+        self.caching = config.enable_prefix_caching and layout == "paged"
         self.window = config.sliding_window
         self.lookahead = config.num_lookahead_tokens
-        self.pool = pool if pool is not None else BlockPool(config.num_blocks)
-        self.watermark_blocks = int(config.watermark * config.num_blocks)
+        self.pool = make_pool(config.num_blocks, layout, eviction)
         self.names = BlockNames(config.block_size, config.hash_lookahead)
         self._named: dict[Sequence, None] = {}  # sequences that hold names
         self._admission_cap = config.max_window_blocks
@@ -95,14 +112,18 @@ class KVCache:
 
     # -- allocation
 
-    def allocate(self, seq: Sequence, num_new_tokens: int) -> bool:
-        """Make room for `num_new_tokens` more of a running sequence; False when it cannot."""
+    def missing_blocks(self, seq: Sequence, num_new_tokens: int) -> int:
+        """Blocks a running sequence lacks for `num_new_tokens` more."""
         slots = seq.num_computed_tokens + num_new_tokens + self.lookahead
         if slots > self.max_model_len:
             slots = self.max_model_len
+        return -(-slots // self.block_size) - len(seq.blocks)
+
+    def allocate(self, seq: Sequence, num_new_tokens: int) -> bool:
+        """Make room for `num_new_tokens` more of a running sequence; False when it cannot."""
         if self.window is not None:
             self._drop_out_of_window(seq, seq.num_computed_tokens - seq.in_flight)
-        missing = blocks_for(slots, self.block_size) - len(seq.blocks)
+        missing = self.missing_blocks(seq, num_new_tokens)
         if missing > 0:
             if not self.pool.free.fits(missing):
                 return False
@@ -110,6 +131,13 @@ class KVCache:
         if self.caching:
             self.register(seq, min(seq.num_computed_tokens + num_new_tokens, seq.num_tokens))
         return True
+
+    def admission_blocks(self, hit: list[int], num_tokens: int) -> int:
+        """Free blocks that room for `num_tokens` takes, after a hit: those missing, and those of
+        the hit that nobody holds."""
+        missing = blocks_for(min(num_tokens, self.max_model_len), self.block_size) - len(hit)
+        hit_tokens = len(hit) * self.block_size
+        return max(missing, 0) + self.pool.num_unheld(hit[self._skipped_blocks(hit_tokens) :])
 
     def admit(
         self,
@@ -119,31 +147,34 @@ class KVCache:
         *,
         whole_must_fit: bool,
         spare_blocks: int,
+        reserved_tokens: int = 0,
     ) -> bool:
-        """Give a waiting sequence its cached prefix `hit` and room for `num_new_tokens` more.
+        """Give a waiting sequence its cached prefix `hit` and room for `num_new_tokens` more, or
+        for `reserved_tokens` in all if that is more.
 
         False, and nothing changed, unless they fit and leave `spare_blocks` free; with
         `whole_must_fit` all its known tokens must fit as well, though they are not allocated.
         """
-        hit_tokens = len(hit) * self.block_size
-        skipped = self._skipped_blocks(hit_tokens)
-        revived = self.pool.num_unheld(hit[skipped:])
+        size, free = self.block_size, self.pool.num_free - spare_blocks
         if whole_must_fit:
-            whole = blocks_for(min(seq.num_tokens, self.max_model_len), self.block_size)
+            whole = seq.num_tokens
             if self._admission_cap is not None:
-                whole = min(whole, self._admission_cap)
-            missing = max(whole - len(hit), 0)
-            if missing + revived + spare_blocks > self.pool.num_free:
+                whole = min(whole, self._admission_cap * size)
+            if self.admission_blocks(hit, whole) > free:
                 return False
-        slots = min(hit_tokens + num_new_tokens + self.lookahead, self.max_model_len)
-        missing = max(blocks_for(slots, self.block_size) - len(hit), 0)
-        if missing + revived + spare_blocks > self.pool.num_free:
+        computed = len(hit) * size
+        slots = max(computed + num_new_tokens + self.lookahead, reserved_tokens)
+        if self.admission_blocks(hit, slots) > free:
             return False
+        missing = blocks_for(min(slots, self.max_model_len), size) - len(hit)
+        if not self.pool.free.fits(missing):
+            return False
+        skipped = self._skipped_blocks(computed)
         self.pool.touch(hit[skipped:])
         seq.blocks = [NULL_BLOCK] * skipped + hit[skipped:]
         seq.num_registered = len(hit)
         seq.blocks += self.pool.take(missing)
-        self.register(seq, min(hit_tokens + num_new_tokens, seq.num_tokens))
+        self.register(seq, min(computed + num_new_tokens, seq.num_tokens))
         return True
 
     def release(self, seq: Sequence) -> None:

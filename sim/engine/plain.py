@@ -19,6 +19,7 @@ from sim.engine.journal import Journal, Row
 from sim.engine.plan import StepPlan
 from sim.engine.scheduler import Scheduler
 from sim.engine.sequence import Sequence
+from sim.engine.waste import WasteLog, kv_use
 from sim.protocols import EvictionPolicy, SchedulingPolicy
 from sim.request import Request
 
@@ -75,15 +76,19 @@ class PlainEngine:
         *,
         executor: Executor | None = None,
         acceptance: Acceptance | None = None,
+        track_waste: bool = False,
     ) -> None:
         """`executor` replaces the modelled one (then `acceptance`, which says how many drafts are
-        accepted, is not asked)."""
+        accepted, is not asked). `track_waste` fills `waste`, a row per step."""
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, policy, eviction)
+        self._policy = policy
         self.on_finish: Callable[[RequestRecord], None] = _ignore
         self._executor: Executor = executor or ModelledExecutor(config, cost, acceptance)
         self._journal = Journal()
         self.log = self._journal.log
+        self.waste = WasteLog() if track_waste else None
+        """Where KV memory went; rows of steps in flight are there already."""
         self._depth = config.max_concurrent_batches
         self._pipeline = Pipeline(config.pipeline_parallel_size)
         self._in_flight: deque[StepInFlight] = deque()
@@ -95,7 +100,7 @@ class PlainEngine:
 
     def submit(self, request: Request, now: int) -> None:
         self._now = now
-        reason = why_rejected(self.config, request)
+        reason = why_rejected(self.config, request, self._policy)
         if reason is not None:
             self.on_finish(RequestRecord(request, Status.REJECTED, reason, now, finish_ns=now))
             return
@@ -151,6 +156,7 @@ class PlainEngine:
         """Plan a step and send it off."""
         scheduler = self.scheduler
         had_work = scheduler.has_unfinished
+        scheduler.view.now_ns = now
         plan = scheduler.schedule()
         if not plan:
             self._preempted_before += len(plan.preempted)
@@ -172,6 +178,8 @@ class PlainEngine:
             len(plan.preempted) + self._preempted_before,
             scheduler.cache.pool.num_used,
         )
+        if self.waste is not None:
+            self.waste.add(kv_use(scheduler))
         self._preempted_before = self._idle = 0
         self._in_flight.append(StepInFlight(plan, end_ns, outcome, row))
 

@@ -9,7 +9,7 @@ from sim.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of one step.
+    """What is left of one step, and its other bounds.
 
     Every scheduled sequence takes its tokens from two budgets, and one more row of the second
     (the model's input) when a draft model needs it.
@@ -18,21 +18,35 @@ class Budget:
     tokens: int
     inputs: int
     draft_rows: int = 0
+    per_sequence: int = 0
+    """Most tokens for one sequence; 0 is no limit."""
+    max_running: int = 1 << 60
+    hold_prefills: bool = False
+    """Only decodes may run in this step."""
     left: int = field(init=False)
     """Tokens the next sequence may still get; <= 0 when the step is full."""
 
     def __post_init__(self) -> None:
         self.left = min(self.tokens, self.inputs - self.draft_rows)
 
-    def take(self, num_tokens: int) -> None:
-        self.tokens -= num_tokens
-        self.inputs -= num_tokens + self.draft_rows
-        self.left = min(self.tokens, self.inputs - self.draft_rows)
+    def take(self, num_tokens: int) -> int:
+        """Give tokens to a sequence; what is `left`."""
+        if self.draft_rows:
+            self.tokens -= num_tokens
+            self.inputs -= num_tokens + self.draft_rows
+            self.left = min(self.tokens, self.inputs - self.draft_rows)
+        else:  # both shrink alike
+            self.left -= num_tokens
+        return self.left
 
     def give_back(self, num_tokens: int) -> None:
-        self.tokens += num_tokens
-        self.inputs += num_tokens + self.draft_rows
-        self.left = min(self.tokens, self.inputs - self.draft_rows)
+        """A sequence that got tokens loses them again."""
+        if self.draft_rows:
+            self.tokens += num_tokens
+            self.inputs += num_tokens + self.draft_rows
+            self.left = min(self.tokens, self.inputs - self.draft_rows)
+        else:
+            self.left += num_tokens
 
 
 @dataclass(slots=True, eq=False)

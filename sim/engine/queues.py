@@ -99,3 +99,44 @@ class KeyQueue:
     def remove(self, seq: Sequence) -> None:
         self._heap = [entry for entry in self._heap if entry[-1] is not seq]
         heapq.heapify(self._heap)
+
+
+class RekeyedQueue:
+    """As `KeyQueue`, but with keys that move: they are taken anew whenever the queue is asked."""
+
+    def __init__(self, key: Callable[[Sequence], Any]) -> None:
+        self._key = key
+        self._members: dict[Sequence, None] = {}
+        self._first: Sequence | None = None  # what `peek` answered, for a `pop` right after
+
+    def _rank(self, seq: Sequence) -> tuple[Any, float, str]:
+        return self._key(seq), seq.arrival, seq.id
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(sorted(self._members, key=self._rank))
+
+    def add(self, seq: Sequence) -> None:
+        self._members[seq] = None
+        self._first = None
+
+    put_back = add
+
+    def put_back_all(self, seqs: Iterable[Sequence]) -> None:
+        for seq in seqs:
+            self.add(seq)
+
+    def peek(self) -> Sequence:
+        self._first = min(self._members, key=self._rank)
+        return self._first
+
+    def pop(self) -> Sequence:
+        first = self._first or self.peek()
+        self.remove(first)
+        return first
+
+    def remove(self, seq: Sequence) -> None:
+        del self._members[seq]
+        self._first = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from sim.engine.intake import allowed_outputs
 from sim.request import Request, Segment, output_key
@@ -31,8 +32,9 @@ class Sequence:
         "id",
         "in_flight",
         "is_prefill_chunk",
-        "max_tokens",
+        "max_length",
         "name_cursor",
+        "next_decode",
         "num_computed_tokens",
         "num_drafts",
         "num_lost_tokens",
@@ -47,7 +49,6 @@ class Sequence:
         "priority",
         "prompt_tokens",
         "request",
-        "reserved_blocks",
         "stage",
         "stop_after",
         "text",
@@ -68,13 +69,13 @@ class Sequence:
         self.prompt_tokens = request.prompt_tokens
         self.stop_after = request.output_tokens
         """Outputs after which it stops by itself: the engine learns it only when it happens."""
-        self.max_tokens = allowed_outputs(request)
-        """Outputs the client allows: known from the start."""
+        self.max_length = request.prompt_tokens + allowed_outputs(request)
+        """Prompt and the outputs the client allows: known from the start."""
         self.output_content = output_key(request.uid) if output_content is None else output_content
 
         self.stage = Stage.WAITING
-        self.order_key: tuple[object, ...] = ()
-        """Position in a keyed waiting queue."""
+        self.order_key: Any = None
+        """Its key in a keyed waiting queue, from when it was queued last."""
         self.num_tokens = request.prompt_tokens
         """Known tokens."""
         self.num_output_tokens = 0
@@ -91,6 +92,8 @@ class Sequence:
         self.num_preemptions = 0
         self.num_lost_tokens = 0
         """Tokens it had computed when it was preempted last."""
+        self.next_decode = 0
+        """Call of `schedule()` from which it may decode again (asynchronous pipelines)."""
         self.is_prefill_chunk = False
         """Its last schedule left known tokens uncomputed, so it samples nothing."""
 
@@ -104,8 +107,6 @@ class Sequence:
         """Where naming stopped: (piece of `text`, tokens of it already named)."""
         self.num_registered = 0
         """Leading blocks that are in the prefix cache, or were skipped there."""
-        self.reserved_blocks = 0
-        """Blocks held beyond what known tokens need, by a reserving policy."""
 
     def __repr__(self) -> str:
         return (
