@@ -15,6 +15,8 @@ from kernels.moe_router import Routing, route
 from kernels.norm import rms_norm
 from kernels.paged_attention import paged_decode
 from kernels.rope import rope_and_cache
+from kernels.sampling import greedy, probabilities, sample
+from kernels.speculative import verify_drafts
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 
@@ -133,5 +135,20 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "moe-T4096-E8-k2-bf16": moe(4096, 8, 2, 4096, 14336),
     "moe-T16384-E512-k10-fp16": moe(16384, 512, 10, 2048, 512, F16),
     "moe-T64-E8-k2-fp32": moe(64, 8, 2, 1024, 1000, F32),
+    "greedy-V151936-bf16": lambda: greedy(meta(64, 151936)),
+    "sample-V128256-fp32": lambda: sample(
+        meta(64, 128256, dtype=F32), meta(64, dtype=F32), meta(64, dtype=F32),
+        top_k=meta(64, dtype=I32), top_p=meta(64, dtype=F32),
+    ),
+    "probabilities-V128256-bf16": lambda: probabilities(
+        meta(64, 128256), meta(64, dtype=F32), top_k=meta(64, dtype=I32), top_p=meta(64, dtype=F32)
+    ),
+    "verify-K4-V128256": lambda: verify_drafts(
+        meta(64, 4, dtype=I64), meta(64, 4, 128256, dtype=F32), meta(64, 5, 128256, dtype=F32),
+        meta(64, 4, dtype=F32), meta(64, dtype=F32),
+    ),
+    "verify-K1-V32000-ngram": lambda: verify_drafts(
+        meta(64, 1, dtype=I32), None, meta(64, 2, 32000, dtype=F32), meta(64, 1, dtype=F32), meta(64, dtype=F32)
+    ),
     "copy-blocks-bf16": lambda: copy_blocks([meta(8192, 16, 8, 128)], [(0, 1)]),
 }
