@@ -24,7 +24,7 @@ class Cohort:
     exactly one valid entry in the heap, or has been handed out by `pop_last_tokens`.
     """
 
-    __slots__ = ("_heap", "block_size", "context", "context_sq", "entering", "row", "size")
+    __slots__ = ("block_size", "context", "context_sq", "entering", "last_rows", "row", "size")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -33,7 +33,8 @@ class Cohort:
         self.context = 0
         self.context_sq = 0
         self.entering = [0] * block_size
-        self._heap: list[tuple[int, int, FastSequence]] = []  # (last row, admission, sequence)
+        self.last_rows: list[tuple[int, int, FastSequence]] = []
+        """Heap of (row of the last token, admission, sequence); some entries are out of date."""
 
     def add(self, seq: FastSequence) -> None:
         """`seq` decodes from `row` on."""
@@ -67,11 +68,11 @@ class Cohort:
 
     def expect(self, seq: FastSequence) -> None:
         """`seq` gets its last token in `seq.last_row`."""
-        heappush(self._heap, (seq.last_row, seq.admission, seq))
+        heappush(self.last_rows, (seq.last_row, seq.admission, seq))
 
     def first_last_row(self) -> int | None:
         """The next row in which somebody gets the last token."""
-        heap = self._heap
+        heap = self.last_rows
         while heap:
             row, admission, seq = heap[0]
             if row == seq.last_row and admission == seq.admission and seq.stage in _EXPECTED:
@@ -84,12 +85,12 @@ class Cohort:
         of admission."""
         popped = []
         while (first := self.first_last_row()) is not None and first <= row:
-            popped.append(heappop(self._heap)[2])
+            popped.append(heappop(self.last_rows)[2])
         return popped
 
     def with_last_token_in(self, row: int) -> Iterator[FastSequence]:
         """Those whose last token is in `row`, the first row of all; in no order, nobody taken."""
-        heap, todo = self._heap, [0]
+        heap, todo = self.last_rows, [0]
         while todo:
             place = todo.pop()
             if place < len(heap) and heap[place][0] == row:

@@ -44,6 +44,7 @@ class FastEngine:
         self._inside: dict[int, FastSequence] = {}
         self._wake_ns: int | None = None
         self._now = 0
+        self._surely_fits = min(config.max_model_len, config.num_usable_blocks * config.block_size)
 
     # -- Engine
 
@@ -51,18 +52,20 @@ class FastEngine:
         self._now = now
         record = RequestRecord(request, Status.UNFINISHED)
         record.queued_ns = now
-        config = self.config
-        reason = why_rejected(config, request)
-        if reason is not None:
-            record.status = Status.REJECTED
-            record.reason = reason
-            record.finish_ns = now
-            self.on_finish(record)
-            return
-        stop = max(outputs_until_stop(config, request), 1)
-        room = config.max_model_len - request.prompt_tokens
-        overruns = config.async_scheduling and stop < min(allowed_outputs(request), room)
-        seq = FastSequence(request, record, stop, overruns)
+        stop, overruns = request.output_tokens, False
+        if request.prompt_tokens + stop > self._surely_fits or request.max_tokens is not None:
+            config = self.config
+            reason = why_rejected(config, request)
+            if reason is not None:
+                record.status = Status.REJECTED
+                record.reason = reason
+                record.finish_ns = now
+                self.on_finish(record)
+                return
+            stop = outputs_until_stop(config, request)
+            room = config.max_model_len - request.prompt_tokens
+            overruns = config.async_scheduling and stop < min(allowed_outputs(request), room)
+        seq = FastSequence(request, record, stop or 1, overruns)
         self._inside[request.uid] = seq
         as_foreseen = self._scheduler.add(seq)
         if not self._timeline.ends:
@@ -79,8 +82,9 @@ class FastEngine:
             return
         timeline, scheduler = self._timeline, self._scheduler
         self._cut(now)
-        self._foresight.take_up(now)
-        self._commit(bisect_left(timeline.ends, now))
+        self._foresight.take_up(len(timeline.ends))
+        timeline.commit(bisect_left(timeline.ends, now))
+        scheduler.committed = timeline.first - 1
         timeline.lose_token(seq)
         self._note_progress(seq.record, seq)
         seq.record.status = Status.ABORTED
@@ -95,14 +99,17 @@ class FastEngine:
 
     def advance(self, now: int) -> None:
         self._now = now
-        ends = self._timeline.ends
+        timeline, foresight, scheduler = self._timeline, self._foresight, self._scheduler
+        ends = timeline.ends
         if ends:
-            self._foresight.cut(now)
-            self._foresight.take_up(now)
             ended = bisect_left(ends, now)
-            self._commit(ended + (ends[ended] == now))
-            row = len(self.log) - 1
-            for seq in self._scheduler.commit(row):
+            planned = ended + timeline.depth
+            if planned < len(ends):
+                foresight.cut(planned)
+            foresight.take_up(planned)
+            timeline.commit(ended + 1)
+            row = timeline.first - 1
+            for seq in scheduler.commit(row):
                 self._finish(seq, row, now)
         self._plan_on(now)
 
@@ -130,8 +137,10 @@ class FastEngine:
         in the log then; `now` is not after `wake_ns()`."""
         if now is None:
             now = self._now
-        self._foresight.take_up(now)
-        self._commit(bisect_right(self._timeline.ends, now))
+        timeline = self._timeline
+        self._foresight.take_up(bisect_left(timeline.ends, now) + timeline.depth)
+        timeline.commit(bisect_right(timeline.ends, now))
+        self._scheduler.committed = timeline.first - 1
         records = []
         for seq in self._inside.values():
             record = dataclasses.replace(seq.record)
@@ -159,7 +168,7 @@ class FastEngine:
 
     def _note_progress(self, record: RequestRecord, seq: FastSequence) -> None:
         """Enter into the record what `seq` has received in the rows committed."""
-        row = len(self.log) - 1
+        row = self._timeline.first - 1
         record.output_tokens = seq.tokens_until(row)
         spans = seq.spans
         if seq.span_start >= 0:
@@ -172,23 +181,19 @@ class FastEngine:
 
     def _cut(self, now: int) -> None:
         """Something changed: rows planned from `now` on will not be as foreseen."""
-        ends = self._timeline.ends
+        timeline = self._timeline
+        ends = timeline.ends
         if ends:
-            self._foresight.cut(now)
-            self._wake_ns = ends[bisect_left(ends, now)]
-
-    def _commit(self, count: int) -> None:
-        """The first `count` rows have ended; at most the last of them brings a last token."""
-        if count:
-            self._timeline.commit(count)
-            self._scheduler.committed = len(self.log) - 1
+            ended = bisect_left(ends, now)
+            self._wake_ns = ends[ended]
+            self._foresight.cut(ended + timeline.depth)
 
     def _plan_on(self, now: int) -> None:
         """Plan what is due now, and look ahead."""
         scheduler, timeline = self._scheduler, self._timeline
         ends, depth = timeline.ends, timeline.depth
         while True:
-            scheduler.retire(timeline.row - 1)
+            scheduler.retire()
             if scheduler.is_steady:
                 wake_ns = self._foresight.look_ahead(now)
                 if wake_ns is not None:
@@ -196,7 +201,7 @@ class FastEngine:
                     return
             if len(ends) >= depth:
                 break
-            plan = scheduler.plan(timeline.row)
+            plan = scheduler.plan()
             if plan is not None:
                 self._dispatch(plan, now)
             elif ends or not scheduler.num_preempted:

@@ -105,6 +105,9 @@ class PrefixBlocks(Blocks):
 
     def enter(self, seq: FastSequence) -> None:
         """A sequence wants to be looked up for the first time."""
+        seq.extents, seq.lengths = [], []
+        seq.tail = None
+        seq.held = seq.registered = 0
         seq.path = self.lines.enter(seq)
 
     def leave(self, seq: FastSequence) -> None:
@@ -310,12 +313,11 @@ class PrefixBlocks(Blocks):
     def _catch_up(self, line: Line, end: int, seq: FastSequence) -> None:
         """Register what other sequences have decoded on a line up to block `end`, before `seq`
         looks or writes there."""
-        writers = line.writers
-        if len(writers) > 1:
-            writers = tuple(sorted(writers, key=attrgetter("admission")))
-        for other in writers:
-            if other is not seq and other.held and other.registered < end:
-                self.register(other, self._progress(other))
+        behind = [w for w in line.writers if w.held and w.registered < end and w is not seq]
+        if len(behind) > 1:
+            behind.sort(key=attrgetter("admission"))
+        for writer in behind:
+            self.register(writer, self._progress(writer))
 
     # -- audit
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 
 from sim.cost.interface import CostModel, StepShape
@@ -43,7 +41,7 @@ class Foresight:
         None if no row can be foreseen."""
         scheduler, timeline = self._scheduler, self._timeline
         cohort, ends, depth = scheduler.cohort, timeline.ends, timeline.depth
-        row = timeline.row
+        row = cohort.row
         last_token_row = cohort.first_last_row()
         if last_token_row is None or cohort.size > scheduler.budget:
             return None
@@ -53,7 +51,7 @@ class Foresight:
         before = len(ends)
         leaving = scheduler.leaving
         if leaving:  # somebody is about to free a slot and blocks
-            freed = leaving[0].last_row - len(timeline.log) + depth - before
+            freed = leaving[0].last_row - timeline.first + depth - before
             if most > freed:
                 most = freed
         start_ns = timeline.end_ns
@@ -81,7 +79,7 @@ class Foresight:
         timeline.stretches.append(stretch)
         self._count = count
         self._has_tail = False
-        self._since = len(timeline.log) - 1
+        self._since = timeline.first - 1
         if count == full:
             if depth == 2 and not leaving and not self._append_tail(stretch, free):
                 return ends[-1]  # all are done then
@@ -132,7 +130,7 @@ class Foresight:
         scheduler, timeline = self._scheduler, self._timeline
         cohort = scheduler.cohort
         count = stretch.count
-        row = timeline.row + count
+        row = cohort.row + count
         size = gaps = stretch.num_decodes
         context = stretch.context + count * size
         context_sq = stretch.context_sq + count * (stretch.context + context)
@@ -168,30 +166,27 @@ class Foresight:
             self._has_tail = True
         return True
 
-    def cut(self, now: int) -> None:
-        """Something changes: take back the rows that would be planned from `now` on."""
-        dropped = self._timeline.cut(now)
+    def cut(self, planned: int) -> None:
+        """Take back the rows after the first `planned` of the timeline: they will not be as
+        foreseen."""
+        dropped = self._timeline.keep(planned)
         if dropped:
             self._count -= dropped
             self._has_tail = False
             if self._count + 1 < self._most:
                 self._most = max(LEAST_AHEAD, 2 * self._count)
 
-    def take_up(self, now: int) -> None:
-        """The rows planned before `now` have come true."""
-        if not self._count:
-            return
-        timeline, scheduler, blocks = self._timeline, self._scheduler, self._scheduler.blocks
-        planned = bisect_left(timeline.ends, now) + timeline.depth
-        if planned > len(timeline.ends):
-            planned = len(timeline.ends)
-        count = planned - timeline.planned
-        if not count:
+    def take_up(self, planned: int) -> None:
+        """The first `planned` rows of the timeline have come true."""
+        timeline, scheduler = self._timeline, self._scheduler
+        count = min(planned, len(timeline.ends)) - timeline.planned
+        if count <= 0:
             return
         self._count -= count
         with_tail = self._has_tail and not self._count
         scheduler.take_up(count, with_tail, self._since, timeline.depth)
-        blocks.take(timeline.used[planned - 1] - (blocks.num_blocks - blocks.free))
-        timeline.planned = planned
+        timeline.planned += count
+        blocks = scheduler.blocks
+        blocks.take(timeline.used[timeline.planned - 1] - (blocks.num_blocks - blocks.free))
         if with_tail:
             self._has_tail = False

@@ -168,8 +168,12 @@ class FastScheduler:
 
     # -- last tokens
 
-    def retire(self, row: int) -> None:
+    def retire(self) -> None:
         """Take those out of the cohort whose last token is in `row`, before the next is planned."""
+        row = self.row
+        heap = self.cohort.last_rows
+        if not heap or heap[0][0] > row:
+            return
         for seq in self.cohort.pop_last_tokens(row):
             self.leaving.append(seq)
             if seq.stage is Stage.DECODE:
@@ -184,9 +188,11 @@ class FastScheduler:
         still run (or wait, if they were preempted meanwhile)."""
         self.committed = row
         if row == self.row:
-            self.retire(row)
-        finished = []
+            self.retire()
         leaving = self.leaving
+        if not leaving:
+            return []
+        finished = []
         while leaving and leaving[0].last_row <= row:
             seq = leaving.pop(0)
             if seq.stage is not Stage.GONE:
@@ -201,9 +207,10 @@ class FastScheduler:
         The first were planned when `seen` was committed, the others `depth` rows behind."""
         if count > after_last_tokens:
             self.cohort.advance(count - after_last_tokens)
-        self.row += count
+        self.row += count - after_last_tokens
         if after_last_tokens:
-            self.retire(self.row - 1)
+            self.retire()
+            self.row += 1
             self._pass_row()
         self._seen_before = self._seen if count == 1 else max(seen, self.row - 1 - depth)
         self._seen = max(seen, self.row - depth)
@@ -226,9 +233,10 @@ class FastScheduler:
             return False
         return not self.num_waiting or self.head_is_stuck or len(self.running) >= self._max_running
 
-    def plan(self, row: int) -> Stretch | None:
-        """Plan `row`; None when there is nothing to run. Then `num_preempted` may have grown."""
-        self.row = row
+    def plan(self) -> Stretch | None:
+        """Plan the next row; None when there is nothing to run. Then `num_preempted` may have
+        grown."""
+        self.row = row = self.row + 1
         self._seen_before, self._seen = self._seen, self.committed
         self.at_admission = -1
         cohort, blocks = self.cohort, self.blocks

@@ -36,7 +36,6 @@ class FastSequence:
 
     __slots__ = (
         "admission",
-        "arrival_ns",
         "computed",
         "extents",
         "held",
@@ -46,7 +45,6 @@ class FastSequence:
         "offset",
         "overruns",
         "path",
-        "priority",
         "prompt_tokens",
         "record",
         "registered",
@@ -59,48 +57,51 @@ class FastSequence:
         "was_computed",
     )
 
+    # Set on admission.
+    admission: int
+    """Number of its (last) admission: the order of vLLM's `running` list."""
+    computed: int
+    """Known tokens scheduled so far. Not updated while decoding."""
+    held: int
+    """Blocks in its table. Not updated while decoding."""
+
+    # Set when its prefill is complete.
+    offset: int
+    last_row: int
+    """Row of its last token."""
+
+    was_computed: int
+    """Tokens that were computed when it was preempted."""
+
+    # Set when it is looked up in the prefix cache.
+    extents: list[Extent]
+    """Its cached blocks, first to last; `lengths[i]` blocks from the start of `extents[i]` (which
+    may have been split since)."""
+    lengths: list[int]
+    tail: Extent | None
+    """The extent it registered last."""
+    registered: int
+    """Leading blocks that are in the cache."""
+
     def __init__(self, request: Request, record: RequestRecord, stop: int, overruns: bool) -> None:
         self.request = request
         self.record = record
-        self.prompt_tokens = request.prompt_tokens
-        self.priority = request.priority
-        self.arrival_ns = request.arrival_ns
         self.stop = stop
         """Output tokens at which it finishes."""
         self.overruns = overruns
         """The scheduler cannot foresee its end: with steps in flight it gets one row more, whose
         token is dropped."""
         self.stage = Stage.WAITING
-        self.admission = -1
-        """Number of its (last) admission: the order of vLLM's `running` list."""
-
+        self.prompt_tokens = request.prompt_tokens
         self.known = request.prompt_tokens
-        """Known tokens when it was queued (again): what its prefill computes."""
-        self.computed = 0
-        """Of them, scheduled so far. Not updated while decoding."""
-        self.held = 0
-        """Blocks in its table. Not updated while decoding."""
-        self.was_computed = 0
-        """Tokens that were computed when it was preempted."""
-
-        self.offset = 0
-        self.last_row = -1
-        """Row of its last token."""
+        """Known tokens when it was queued (again): what its prefill computes. While decoding: a
+        lower bound of the tokens registered in the prefix cache."""
         self.span_start = -1
         """First row of the token run it is in; -1 outside of one."""
         self.spans: tuple[tuple[int, int], ...] = ()
         """Finished token runs: (first row, last row)."""
-
-        # Prefix cache only.
         self.path: Path | None = None
-        self.extents: list[Extent] = []
-        """Its cached blocks, first to last; `lengths[i]` blocks from the start of `extents[i]`
-        (which may have been split since)."""
-        self.lengths: list[int] = []
-        self.tail: Extent | None = None
-        """The extent it registered last."""
-        self.registered = 0
-        """Leading blocks that are in the cache."""
+        """Where its text lies among those in the prefix cache."""
 
     def __repr__(self) -> str:
         return f"<{self.request.id} {self.stage.name.lower()} known {self.known}>"

@@ -106,7 +106,7 @@ class Timeline:
     to that; the first `planned` rows are planned; without a cut `len(ends) >= planned`.
     """
 
-    __slots__ = ("depth", "ends", "last_end_ns", "log", "planned", "stretches", "used")
+    __slots__ = ("depth", "ends", "first", "last_end_ns", "log", "planned", "stretches", "used")
 
     def __init__(self, log: StepLog, depth: int) -> None:
         self.log = log
@@ -117,13 +117,15 @@ class Timeline:
         """Blocks held after every row was planned."""
         self.stretches: list[Stretch] = []
         self.planned = 0
+        self.first = 0
+        """Row of the first of them: as many are in the log."""
         self.last_end_ns = 0
         """End of the last row in the log."""
 
     @property
     def row(self) -> int:
         """The row to be planned next."""
-        return len(self.log) + self.planned
+        return self.first + self.planned
 
     @property
     def end_ns(self) -> int:
@@ -146,9 +148,9 @@ class Timeline:
         self.ends.append(end_ns)
         self.used.append(used_blocks)
 
-    def cut(self, now: int) -> int:
-        """Take back the foreseen rows planned at `now` or later; how many."""
-        surplus = len(self.ends) - bisect_left(self.ends, now) - self.depth
+    def keep(self, count: int) -> int:
+        """Take back foreseen rows after the first `count`; how many."""
+        surplus = len(self.ends) - count
         if surplus <= 0:
             return 0
         self._drop(surplus)
@@ -182,7 +184,7 @@ class Timeline:
 
     def lose_token(self, seq: FastSequence) -> None:
         """`seq` is aborted: its tokens in rows that have not ended will not be delivered."""
-        row = len(self.log)
+        row = self.first
         place = 0
         while place < len(self.stretches):
             stretch = self.stretches[place]
@@ -198,20 +200,21 @@ class Timeline:
     def commit(self, count: int) -> None:
         """The first `count` rows have ended: they go to the log."""
         ends, used, stretches, log = self.ends, self.used, self.stretches, self.log
-        at = 0
         start_ns = self.last_end_ns
+        at = whole = 0
         while at < count:
-            s = stretches[0]
-            rest = None
-            if s.count > count - at:
-                rest = s.split(count - at)
+            s = stretches[whole]
+            size = s.count
+            if size > count - at:
+                stretches.insert(whole + 1, s.split(count - at))
+                size = s.count
             if s.start_ns >= 0:
                 start_ns = s.start_ns
             if s.plain:
                 log.add_run(
                     start_ns,
-                    ends[at : at + s.count],
-                    used[at : at + s.count],
+                    ends[at : at + size],
+                    used[at : at + size],
                     s.num_running,
                     s.num_waiting,
                     s.num_decodes,
@@ -222,7 +225,7 @@ class Timeline:
             else:
                 assert isinstance(s, Row)
                 for _, began in s.late:
-                    log.add_long_gap(len(log), ends[at] - log.end_ns(began))
+                    log.add_long_gap(self.first + at, ends[at] - log.end_ns(began))
                 log.add_step(
                     start_ns,
                     ends[at],
@@ -239,19 +242,19 @@ class Timeline:
                     used[at],
                     s.num_gaps,
                 )
-            at += s.count
+            at += size
             start_ns = ends[at - 1]
-            if rest is None:
-                del stretches[0]
-            else:
-                stretches[0] = rest
+            whole += 1
         self.last_end_ns = start_ns
         self.planned -= count
+        self.first += count
         del ends[:count]
         del used[:count]
+        del stretches[:whole]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the invariants hold."""
+        assert self.first == len(self.log), "rows in the log"
         rows = len(self.ends)
         assert len(self.used) == rows == sum(s.count for s in self.stretches), "rows lost"
         assert all(s.count > 0 for s in self.stretches), "an empty stretch"

@@ -56,7 +56,8 @@ class PriorityQueue:
         self._heap: list[tuple[int, int, str, FastSequence]] = []
 
     def add(self, seq: FastSequence) -> bool:
-        heappush(self._heap, (seq.priority, seq.arrival_ns, seq.request.id, seq))
+        request = seq.request
+        heappush(self._heap, (request.priority, request.arrival_ns, request.id, seq))
         return self._heap[0][-1] is not seq
 
     def put_back(self, seq: FastSequence) -> None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from sim.engine.fast.scheduler import FastScheduler
 
 
+def _importance(seq: FastSequence) -> tuple[int, int]:
+    return seq.request.priority, seq.request.arrival_ns
+
+
 class Walk:
     """One visit of the running list, for `row`."""
 
@@ -70,7 +74,7 @@ class Walk:
 
     def _pick_victim(self, order: list[FastSequence]) -> FastSequence:
         if self._scheduler.by_priority:
-            return max(order, key=lambda seq: (seq.priority, seq.arrival_ns))
+            return max(order, key=_importance)
         return order[-1]
 
     def _preempt(self, victim: FastSequence) -> None:

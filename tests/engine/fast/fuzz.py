@@ -254,7 +254,7 @@ def verdict(case: Case, check: bool = True) -> str | None:
         plain, fast = outcomes(case, check)
     except Livelock:
         return None
-    except Exception as error:  # noqa: BLE001 - any crash is a finding
+    except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} {error} ({where.filename}:{where.lineno})"
     return "differs: " + first_difference(plain, fast) if plain != fast else None
@@ -312,7 +312,7 @@ def _smaller(case: Case) -> list[Case]:
             rest = {k: v for k, v in case.config.items() if k != key}
             try:
                 EngineConfig(**rest)
-            except Exception:  # noqa: BLE001 - not a configuration
+            except Exception:
                 continue
             smaller.append(dataclasses.replace(case, config=rest))
     for key, value in case.cost.items():
