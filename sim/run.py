@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from sim.cluster.arrivals import Progress, arrivals
 from sim.cluster.clock import Clock, Rank
 from sim.cluster.cluster import Cluster
-from sim.cost import build_cost_model, plan_memory
-from sim.cost.hardware import Gpu, gpu
-from sim.cost.host import parse_version
-from sim.cost.interface import CostModel
-from sim.cost.models import ModelShape, model
-from sim.cost.profile import load as load_profile
-from sim.engine.config import EngineConfig
-from sim.engine.interface import Engine
+from sim.cluster.records import STATUSES
+from sim.engine.interface import Status
 from sim.errors import UserError
-from sim.metrics.capacity import Capacity, measure_capacity, spread_evenly
-from sim.metrics.distribution import NS
-from sim.protocols import AdmissionPolicy, EvictionPolicy, RoutingPolicy, SchedulingPolicy
-from sim.registry import make_policy
+from sim.metrics.capacity import Capacity, measure_capacity
+from sim.metrics.distribution import NS, IntArray
+from sim.metrics.sample import typical_requests
+from sim.protocols import AdmissionPolicy, RoutingPolicy
 from sim.request import Request, Trace
 from sim.result import Result
-from sim.scenario import PolicyChoice, Scenario
+from sim.scenario import Scenario
+from sim.system import System, policy_of
 
 
 def simulate(
@@ -86,75 +75,6 @@ def load_trace(scenario: Scenario) -> Trace:
     return traces.scale_rate(trace, scenario.rate_scale)
 
 
-@dataclass
-class System:
-    """A scenario with every name resolved: what is needed to make engines."""
-
-    scenario: Scenario
-    model: ModelShape
-    gpu: Gpu
-    config: EngineConfig
-    cost: CostModel
-    notes: list[str]
-    """What was decided for the user and is worth knowing."""
-
-    @classmethod
-    def of(cls, scenario: Scenario) -> System:
-        shape, device = model(scenario.model), gpu(scenario.gpu)
-        notes: list[str] = []
-        policy = _policy("scheduling", scenario.policy, scenario.seed, 0)
-        config = _engine_config(scenario, shape, device, policy, notes)
-        version = parse_version(scenario.cost.engine_version)
-        if config.num_gpu_blocks is None:
-            config = config.with_blocks(plan_memory(shape, device, config, version).num_blocks)
-        else:
-            plan_memory(shape, device, config, version)  # the weights must fit all the same
-        profile = scenario.cost.profile
-        cost = build_cost_model(
-            shape,
-            device,
-            config,
-            load_profile(Path(profile)) if profile is not None else None,
-            engine_version=scenario.cost.engine_version,
-            frontend=scenario.cost.frontend,
-            host_zero=scenario.cost.host_zero,
-        )
-        return cls(scenario, shape, device, config, cost, notes)
-
-    @cached_property
-    def why_plain(self) -> str | None:
-        """Why the plain engine runs this scenario; None when the fast one does."""
-        if not self.scenario.fast_forward:
-            return "fast_forward is off"
-        from sim.engine.fast import why_plain
-
-        return why_plain(self.config, self.policy(0), self.eviction(0))
-
-    def policy(self, replica: int) -> SchedulingPolicy:
-        """A new scheduling policy object for one replica."""
-        made: SchedulingPolicy = _policy(
-            "scheduling", self.scenario.policy, self.scenario.seed, replica
-        )
-        return made
-
-    def eviction(self, replica: int) -> EvictionPolicy:
-        """A new eviction policy object for one replica."""
-        made: EvictionPolicy = _policy(
-            "eviction", self.scenario.eviction, self.scenario.seed, replica
-        )
-        return made
-
-    def engine(self, replica: int) -> Engine:
-        """A new, empty engine with policies of its own."""
-        if self.why_plain is None:
-            from sim.engine.fast import FastEngine
-
-            return FastEngine(self.config, self.cost)
-        from sim.engine.plain import PlainEngine
-
-        return PlainEngine(self.config, self.cost, self.policy(replica), self.eviction(replica))
-
-
 class Simulation:
     """One run on a virtual clock. Raises UserError for names and settings that cannot be.
 
@@ -164,8 +84,8 @@ class Simulation:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        admission: AdmissionPolicy = _policy("admission", scenario.admission, scenario.seed, 0)
-        routing: RoutingPolicy = _policy("routing", scenario.routing, scenario.seed, 0)
+        admission: AdmissionPolicy = policy_of("admission", scenario.admission, scenario.seed, 0)
+        routing: RoutingPolicy = policy_of("routing", scenario.routing, scenario.seed, 0)
         self.system = system = System.of(scenario)
         self.trace: Trace | None = None
         self.clock = Clock()
@@ -253,71 +173,18 @@ class Simulation:
             wall_s=self.wall_s,
         )
 
-    def _capacity(self, rows: dict[str, Any]) -> Capacity | None:
+    def _capacity(self, rows: dict[str, IntArray]) -> Capacity | None:
         """Measure what one replica can serve, on requests like those seen so far."""
-        if not self.scenario.capacity_probe or not len(rows["uid"]):
+        served = rows["status"] == STATUSES.index(Status.COMPLETED)
+        if not self.scenario.capacity_probe or not served.any():
             return None
         system = self.system
         backlog = system.config.max_num_admitted_seqs
-        most = 20 * backlog + 4000
-        return measure_capacity(system.engine(0), self._typical(rows, most), backlog)
-
-    def _typical(self, rows: dict[str, Any], most: int) -> Iterator[Request]:
-        """Requests for the capacity measurement: any stretch of them is like the whole.
-
-        Where requests share text their order matters, and those that replica 0 got are taken as
-        they came. Otherwise they are spread evenly over output and prompt lengths.
-        """
-        trace = self.trace
-        if trace is None or trace.segments is not None or trace.session is not None:
-            uids = rows["uid"][rows["replica"] == 0]
-            uids = uids if len(uids) else rows["uid"]
-        else:
-            spread = spread_evenly(rows["wanted_tokens"], rows["prompt_tokens"], most)
-            uids = rows["uid"][spread]
-        return islice(self._anew(uids.tolist()), most)
-
-    def _anew(self, order: list[int]) -> Iterator[Request]:
-        """The requests of these uids, over and over, renumbered: private texts are new ones."""
-        number = 0
-        while True:
-            for uid in order:
-                known = self._submitted.get(uid)
-                if known is None and self.trace is not None:
-                    known = self.trace.request(uid)
-                assert known is not None  # every row is of a known request
-                yield replace(known, uid=number, id=str(number), arrival_ns=0)
-                number += 1
-
-
-def _engine_config(
-    scenario: Scenario,
-    shape: ModelShape,
-    device: Gpu,
-    policy: SchedulingPolicy,
-    notes: list[str],
-) -> EngineConfig:
-    settings = dict(scenario.engine)
-    if settings.get("sliding_window") is None and shape.sliding_layers is None:
-        settings["sliding_window"] = shape.sliding_window
-    if policy.chunked_prefill is not None:
-        settings["enable_chunked_prefill"] = policy.chunked_prefill
-        longest = settings.get("max_model_len") or shape.context
-        budget = settings.get("max_num_batched_tokens")
-        if not policy.chunked_prefill and budget is not None and budget < longest:
-            settings["max_num_batched_tokens"] = longest
-            notes.append(
-                f"max_num_batched_tokens raised from {budget} to {longest}: {scenario.policy.name} "
-                f"computes prompts whole, up to max_model_len"
-            )
-    if policy.layout != "paged":
-        settings["enable_prefix_caching"] = False
-    return EngineConfig.for_gpu(device.name, device.memory_bytes, shape.context, settings)
-
-
-def _policy(kind: str, choice: PolicyChoice, seed: int, index: int) -> Any:
-    """A new policy object with a random stream of its own."""
-    policy = make_policy(kind, choice.name, choice.options)
-    stream = ("scheduling", "eviction", "admission", "routing").index(kind)
-    policy.prepare(np.random.default_rng([seed, stream, index]))
-    return policy
+        sample = typical_requests(rows, self.trace, self._submitted)
+        found = measure_capacity(system.engine(0), sample.requests, backlog, sample.window)
+        if found is None:
+            return None
+        prefill = (rows["prompt_tokens"] - rows["cached_tokens"])[served]
+        return found.for_load(
+            float(prefill.mean()), float(rows["output_tokens"][served].mean()), system.cost
+        )

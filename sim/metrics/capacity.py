@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from sim.cost.interface import CostModel, StepShape
 from sim.engine.interface import Engine, RequestRecord, Status
-from sim.metrics.distribution import NS, IntArray
+from sim.metrics.distribution import NS
 from sim.request import Request
 
 MIN_WINDOW = 1000
-"""Fewest completions to measure; the rate's standard error is then about 3 %."""
+"""Fewest requests to measure."""
 TURNOVERS = 4
 """Times the batch is replaced during the measurement, at least."""
 
 
-R2 = (0.7548776662466927, 0.5698402909980532)
-"""1/g and 1/g^2, g the plastic number: the two-dimensional golden ratios."""
+CHUNK = 256
+"""Prompt tokens for which the cost of one more is taken."""
 
 
 @dataclass(frozen=True)
@@ -29,28 +28,53 @@ class Capacity:
     requests: int
     """Requests it is measured on."""
     mean_running: float
+    prefill_tokens: float
+    """Prompt tokens computed (cached ones do not count) per request, on average."""
+    output_tokens: float
+
+    def for_load(self, prefill_tokens: float, output_tokens: float, cost: CostModel) -> Capacity:
+        """The rate for requests that need so many tokens on average, instead of those measured.
+
+        The work of a request is taken as linear in both, with the costs of one more token at this
+        batch; so only the small difference between sample and load rests on that.
+        """
+        running = max(1, round(self.mean_running))
+        context = round(self.prefill_tokens + self.output_tokens / 2) + 1
+        decodes = StepShape(running, running * context, running * context**2, (), running)
+        step_ns = cost.step_ns(decodes)
+        mixed = replace(decodes, prefills=((CHUNK, 0),))
+        per_prefill = max(0, cost.step_ns(mixed) - step_ns) / CHUNK
+        per_output = step_ns / running
+        ours = per_prefill * self.prefill_tokens + per_output * self.output_tokens
+        theirs = per_prefill * prefill_tokens + per_output * output_tokens
+        return replace(self, requests_per_s=self.requests_per_s * ours / theirs)
 
 
-def measure_capacity(engine: Engine, source: Iterator[Request], backlog: int) -> Capacity | None:
-    """Feed requests so that `backlog` always wait, until the rate of leaving is known.
+def measure_capacity(
+    engine: Engine, source: Iterator[Request], backlog: int, window: int = MIN_WINDOW
+) -> Capacity | None:
+    """Feed requests so that `backlog` always wait, until the rate of leaving is known from at
+    least `window` of them.
 
     The engine must be fresh. The batch has turned over twice before the measurement starts, so
     that its requests are in all phases of their lives as they would be in the long run. Requests
     that the engine rejects count as served: they are part of the load. None when `source` ends
     before there is anything to measure.
     """
-    left = 0
-    finished = 0
+    left = finished = prefilled = generated = 0
 
     def on_finish(record: RequestRecord) -> None:
-        nonlocal left, finished
+        nonlocal left, finished, prefilled, generated
         left += 1
         if record.status is Status.COMPLETED:
             finished += 1
+            prefilled += record.request.prompt_tokens - record.cached_tokens
+            generated += record.output_tokens
 
     engine.on_finish = on_finish
     now = begun_ns = 0
-    begun_left = area = peak = 0
+    area = peak = 0
+    begun_left = begun_finished = begun_prefilled = begun_generated = 0
     measuring = False
     more = True
     while more:
@@ -71,28 +95,17 @@ def measure_capacity(engine: Engine, source: Iterator[Request], backlog: int) ->
         if not measuring:
             if finished >= 2 * peak > 0:
                 measuring, begun_ns, begun_left = True, now, left
-        elif left - begun_left >= max(MIN_WINDOW, TURNOVERS * peak):
+                begun_finished, begun_prefilled, begun_generated = finished, prefilled, generated
+        elif left - begun_left >= max(window, TURNOVERS * peak):
             break
-    if now == begun_ns or left == begun_left:
+    number = finished - begun_finished
+    if not measuring or now == begun_ns or not number:
         return None
     elapsed = now - begun_ns
-    return Capacity((left - begun_left) / (elapsed / NS), left - begun_left, area / elapsed)
-
-
-def spread_evenly(first: IntArray, second: IntArray, count: int) -> IntArray:
-    """Indices of `count` rows of which every stretch has the joint distribution of all rows.
-
-    The rows are cut into strata by `first` and sorted by `second` within each; a low-discrepancy
-    sequence (Roberts' R2) walks over both. A rate measured on a stretch is then far less noisy
-    than one measured on as many consecutive rows.
-    """
-    n = len(first)
-    strata = max(1, min(64, int(n**0.5)))
-    stratum = np.empty(n, dtype=np.int64)
-    stratum[np.argsort(first, kind="stable")] = np.arange(n) * strata // n
-    order = np.lexsort((second, stratum))
-    begin = np.searchsorted(stratum[order], np.arange(strata + 1))
-    k = np.arange(count, dtype=np.float64)
-    which = (k * R2[0] % 1.0 * strata).astype(np.int64)
-    size = begin[which + 1] - begin[which]
-    return order[begin[which] + (k * R2[1] % 1.0 * size).astype(np.int64)]
+    return Capacity(
+        requests_per_s=(left - begun_left) / (elapsed / NS),
+        requests=left - begun_left,
+        mean_running=area / elapsed,
+        prefill_tokens=(prefilled - begun_prefilled) / number,
+        output_tokens=(generated - begun_generated) / number,
+    )

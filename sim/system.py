@@ -1,0 +1,124 @@
+"""A scenario with every name resolved: model, GPU, engine configuration, cost model, engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.cost import build_cost_model, plan_memory
+from sim.cost.hardware import Gpu, gpu
+from sim.cost.host import parse_version
+from sim.cost.interface import CostModel
+from sim.cost.models import ModelShape, model
+from sim.cost.profile import load as load_profile
+from sim.engine.config import EngineConfig
+from sim.engine.interface import Engine
+from sim.protocols import EvictionPolicy, SchedulingPolicy
+from sim.registry import make_policy
+from sim.scenario import PolicyChoice, Scenario
+
+
+@dataclass
+class System:
+    """A scenario with every name resolved: what is needed to make engines."""
+
+    scenario: Scenario
+    model: ModelShape
+    gpu: Gpu
+    config: EngineConfig
+    cost: CostModel
+    notes: list[str]
+    """What was decided for the user and is worth knowing."""
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> System:
+        shape, device = model(scenario.model), gpu(scenario.gpu)
+        notes: list[str] = []
+        policy = policy_of("scheduling", scenario.policy, scenario.seed, 0)
+        config = _engine_config(scenario, shape, device, policy, notes)
+        version = parse_version(scenario.cost.engine_version)
+        if config.num_gpu_blocks is None:
+            config = config.with_blocks(plan_memory(shape, device, config, version).num_blocks)
+        else:
+            plan_memory(shape, device, config, version)  # the weights must fit all the same
+        profile = scenario.cost.profile
+        cost = build_cost_model(
+            shape,
+            device,
+            config,
+            load_profile(Path(profile)) if profile is not None else None,
+            engine_version=scenario.cost.engine_version,
+            frontend=scenario.cost.frontend,
+            host_zero=scenario.cost.host_zero,
+        )
+        return cls(scenario, shape, device, config, cost, notes)
+
+    @cached_property
+    def why_plain(self) -> str | None:
+        """Why the plain engine runs this scenario; None when the fast one does."""
+        if not self.scenario.fast_forward:
+            return "fast_forward is off"
+        from sim.engine.fast import why_plain
+
+        return why_plain(self.config, self.policy(0), self.eviction(0))
+
+    def policy(self, replica: int) -> SchedulingPolicy:
+        """A new scheduling policy object for one replica."""
+        made: SchedulingPolicy = policy_of(
+            "scheduling", self.scenario.policy, self.scenario.seed, replica
+        )
+        return made
+
+    def eviction(self, replica: int) -> EvictionPolicy:
+        """A new eviction policy object for one replica."""
+        made: EvictionPolicy = policy_of(
+            "eviction", self.scenario.eviction, self.scenario.seed, replica
+        )
+        return made
+
+    def engine(self, replica: int) -> Engine:
+        """A new, empty engine with policies of its own."""
+        if self.why_plain is None:
+            from sim.engine.fast import FastEngine
+
+            return FastEngine(self.config, self.cost)
+        from sim.engine.plain import PlainEngine
+
+        return PlainEngine(self.config, self.cost, self.policy(replica), self.eviction(replica))
+
+
+def _engine_config(
+    scenario: Scenario,
+    shape: ModelShape,
+    device: Gpu,
+    policy: SchedulingPolicy,
+    notes: list[str],
+) -> EngineConfig:
+    settings = dict(scenario.engine)
+    if settings.get("sliding_window") is None and shape.sliding_layers is None:
+        settings["sliding_window"] = shape.sliding_window
+    if policy.chunked_prefill is not None:
+        settings["enable_chunked_prefill"] = policy.chunked_prefill
+        longest = settings.get("max_model_len") or shape.context
+        budget = settings.get("max_num_batched_tokens")
+        if not policy.chunked_prefill and budget is not None and budget < longest:
+            settings["max_num_batched_tokens"] = longest
+            notes.append(
+                f"max_num_batched_tokens raised from {budget} to {longest}: {scenario.policy.name} "
+                f"computes prompts whole, up to max_model_len"
+            )
+    if policy.layout != "paged":
+        settings["enable_prefix_caching"] = False
+    return EngineConfig.for_gpu(device.name, device.memory_bytes, shape.context, settings)
+
+
+def policy_of(kind: str, choice: PolicyChoice, seed: int, index: int) -> Any:
+    """A new policy object with a random stream of its own."""
+    policy = make_policy(kind, choice.name, choice.options)
+    stream = ("scheduling", "eviction", "admission", "routing").index(kind)
+    policy.prepare(np.random.default_rng([seed, stream, index]))
+    return policy
