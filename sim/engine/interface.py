@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 from sim.engine.log import StepLog
 from sim.request import Request
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a request left the engine."""
 
     COMPLETED = "completed"

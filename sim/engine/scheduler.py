@@ -178,14 +178,14 @@ class Scheduler:
             computed = seq.num_computed_tokens
             in_advance = seq.num_placeholders
             wanted = seq.num_tokens + seq.num_drafts + in_advance - computed
-            # Steps in flight surely bring it to its last token, even if every draft in them is
-            # rejected; so another step would be for nothing.
+            held_back = budget.hold_prefills if seq.is_prefill_chunk else chunks_only
             if in_advance and computed + 2 - in_advance >= seq.max_length:
-                wanted = 0
-            elif staggered and self._num_schedules < seq.next_decode:
-                wanted = 0
-            elif budget.hold_prefills if seq.is_prefill_chunk else chunks_only:
-                wanted = 0
+                # Steps in flight surely bring it to its last token, even if every draft in them
+                # is rejected; so another step would be for nothing.
+                held_back = True
+            if held_back or (staggered and self._num_schedules < seq.next_decode):
+                place += 1
+                continue
             if wanted > 1:
                 if 0 < per_sequence < wanted:
                     wanted = per_sequence

@@ -1,4 +1,7 @@
-"""Where KV memory goes in a step: tokens, and the ways of wasting it (PagedAttention, §3.1, §6.2)."""
+"""Where KV memory goes in a step: tokens, and the ways of wasting it.
+
+Source of the distinctions: Kwon et al., PagedAttention, SOSP 2023, §3.1 and §6.2.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from tests.conformance.harness import Run
 
 CASES = Path(__file__).parent / "cases"
 NAMES = sorted(path.name.removesuffix(".case.json") for path in CASES.glob("*.case.json"))
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "vllm_conformance" / "cases"
 
 
 def load(name):
@@ -30,10 +29,9 @@ def test_schedule_equals_recording(name):
 
 
 @pytest.mark.shared
-def test_shared_recordings_are_covered():
-    if not SHARED.is_dir():
-        pytest.skip("no shared/vllm_conformance beside the checkout")
-    assert {path.name for path in SHARED.iterdir()} <= {path.name for path in CASES.iterdir()}
+def test_shared_recordings_are_covered(shared_dir):
+    shared = shared_dir / "vllm_conformance" / "cases"
+    assert {path.name for path in shared.iterdir()} <= {path.name for path in CASES.iterdir()}
 
 
 def test_command_prints_the_document():
