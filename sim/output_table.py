@@ -73,7 +73,7 @@ def render_comparison(
 
     lines = [
         style.paint(_title(scenario, policy=False), "1"),
-        style.label("trace") + _trace(first),
+        style.label("trace") + _trace(first, simulated=False),
         "",
         style.paint(row("", list(summaries)), "1")
         if not style.colour
@@ -170,16 +170,14 @@ def _title(scenario: Scenario, policy: bool = True) -> str:
     return f"{title}: {scenario.policy.name}" + (f" ({options})" if options else "")
 
 
-def _trace(summary: Mapping[str, Any]) -> str:
+def _trace(summary: Mapping[str, Any], simulated: bool = True) -> str:
     trace = summary["trace"]
     # How many rows were kept is in the number of requests; here is what was done to the others.
     told = {k: v for k, v in trace["counts"].items() if v and k not in ("rows_read", "rows")}
     notes = "".join(f"; {k.replace('_', ' ')}: {v:,}" for k, v in told.items())
-    simulated = duration(summary["run"]["simulated_s"])
-    return (
-        f"{trace['name']} ({trace['format']}), {trace['requests']:,} requests, "
-        f"{simulated} simulated{notes}"
-    )
+    if simulated:
+        notes = f", {duration(summary['run']['simulated_s'])} simulated{notes}"
+    return f"{trace['name']} ({trace['format']}), {trace['requests']:,} requests{notes}"
 
 
 def _requests(requests: Mapping[str, Any]) -> str:

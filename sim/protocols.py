@@ -134,10 +134,11 @@ class SchedulingPolicy:
     Orca).
     `prefill-first`: waiting requests that fit make a step of prefills alone, else all running
     requests decode (vLLM V0).
-    `whole-batch`: when nothing runs a batch opens and waiting requests join it, over as many steps
-    as the token budget takes for their prompts; it closes with the first step that leaves budget
-    (no more waiting, or no slot or KV blocks for the next), and one that finishes early keeps its
-    slot and its KV reservation until the whole batch has finished (FasterTransformer)."""
+    `whole-batch`: when nothing runs a batch opens and waiting requests join it, in as many steps
+    of prefills alone as the token budget takes; it closes with the first step that nobody can
+    join (for want of requests, slots or KV blocks) and decodes to its end. One that finishes
+    early keeps its slot and its KV reservation until the whole batch has finished
+    (FasterTransformer)."""
 
     chunked_prefill: bool | None = None
     """May a prompt be spread over steps. None: as the user set the engine. A bool decides: the

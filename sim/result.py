@@ -13,12 +13,12 @@ from sim.cluster.records import STATUSES
 from sim.cost.interface import CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.log import StepLog
+from sim.engine.waste import WasteLog
 from sim.metrics.capacity import Capacity
 from sim.metrics.distribution import NS, IntArray
 from sim.metrics.requests import RequestTimes, client_times
 from sim.metrics.steps import StepDigest, digest
 from sim.metrics.summary import Observed, summarise
-from sim.protocols import SchedulingPolicy
 from sim.request import Request, Trace
 from sim.scenario import Scenario
 
@@ -36,8 +36,6 @@ class ResolvedSystem(Protocol):
     @property
     def why_plain(self) -> str | None: ...
 
-    def policy(self, replica: int) -> SchedulingPolicy: ...
-
 
 @dataclass
 class Result:
@@ -50,6 +48,8 @@ class Result:
     rows: dict[str, IntArray]
     reasons: Sequence[str]
     logs: Sequence[StepLog]
+    wastes: Sequence[WasteLog | None]
+    """How each replica used its KV memory, step by step, where the policy made it worth noting."""
     system: ResolvedSystem = field(repr=False)
     capacity: Capacity | None
     end_ns: int
@@ -68,7 +68,6 @@ class Result:
             num_blocks=config.num_usable_blocks,
             config=config,
             cost=self.system.cost,
-            policy=self.system.policy(0),
             capacity=self.capacity,
             end_ns=self.end_ns,
         )
@@ -101,11 +100,8 @@ class Result:
 
     @cached_property
     def _digests(self) -> list[StepDigest]:
-        config = self.system.config
-        return [
-            digest(log, self.system.cost, config.num_usable_blocks, config.max_num_seqs)
-            for log in self.logs
-        ]
+        pairs = zip(self.logs, self.wastes, strict=True)
+        return [digest(log, self.system.cost, waste) for log, waste in pairs]
 
     @cached_property
     def _times(self) -> RequestTimes:

@@ -166,6 +166,7 @@ class Simulation:
             rows=rows,
             reasons=records.reasons,
             logs=logs,
+            wastes=[getattr(r.engine, "waste", None) for r in cluster.replicas],
             system=system,
             capacity=self._capacity(rows),
             end_ns=self.clock.now_ns if inside else done_ns,

@@ -17,6 +17,7 @@ from sim.cost.models import ModelShape, model
 from sim.cost.profile import load as load_profile
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Engine
+from sim.metrics.kv import keeps_more_than_it_uses
 from sim.protocols import EvictionPolicy, SchedulingPolicy
 from sim.registry import make_policy
 from sim.scenario import PolicyChoice, Scenario
@@ -88,7 +89,14 @@ class System:
             return FastEngine(self.config, self.cost)
         from sim.engine.plain import PlainEngine
 
-        return PlainEngine(self.config, self.cost, self.policy(replica), self.eviction(replica))
+        policy = self.policy(replica)
+        return PlainEngine(
+            self.config,
+            self.cost,
+            policy,
+            self.eviction(replica),
+            track_waste=keeps_more_than_it_uses(policy),
+        )
 
 
 def _engine_config(

@@ -154,7 +154,7 @@ class Scheduler:
         if self._batch_open:
             budget.max_running -= len(self.lingering)
             self._compose_prefills(plan, budget)
-            self._batch_open = budget.left <= 0
+            self._batch_open = bool(plan)
         if not plan:
             self._schedule_running(plan, budget)
 

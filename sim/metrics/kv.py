@@ -8,18 +8,17 @@ import numpy as np
 
 from sim.engine.config import EngineConfig
 from sim.metrics.distribution import NS, FloatArray, IntArray
-from sim.metrics.requests import RequestTimes
 from sim.metrics.steps import StepDigest
 from sim.protocols import SchedulingPolicy
 
 
+def keeps_more_than_it_uses(policy: SchedulingPolicy) -> bool:
+    """Does the policy waste KV memory in ways that only a look at every step shows?"""
+    return policy.reserve not in ("on-demand", "prompt") or policy.layout != "paged"
+
+
 def kv_summary(
-    rows: dict[str, IntArray],
-    times: RequestTimes,
-    digests: Sequence[StepDigest],
-    config: EngineConfig,
-    policy: SchedulingPolicy,
-    num_blocks: int,
+    rows: dict[str, IntArray], digests: Sequence[StepDigest], config: EngineConfig, num_blocks: int
 ) -> dict[str, object]:
     """The summary's `kv` section; `num_blocks` are the usable blocks of one replica."""
     admitted = rows["first_scheduled_ns"] >= 0
@@ -37,64 +36,51 @@ def kv_summary(
         "peak_usage": peak / num_blocks,
         "mean_usage": _busy_mean(digests, [d.mean_used_blocks for d in digests]) / num_blocks,
         "mean_running": _busy_mean(digests, [d.mean_running for d in digests]),
-        "waste": _waste(rows, digests, config, policy, num_blocks),
+        "waste": _waste(rows, digests, config.block_size, num_blocks),
     }
 
 
 def _waste(
-    rows: dict[str, IntArray],
-    digests: Sequence[StepDigest],
-    config: EngineConfig,
-    policy: SchedulingPolicy,
-    num_blocks: int,
+    rows: dict[str, IntArray], digests: Sequence[StepDigest], block_size: int, num_blocks: int
 ) -> dict[str, float]:
     """Fractions of one replica's KV memory, averaged over busy time.
 
-    * `internal_fragmentation`: the empty rest of each request's last block. A request's average
-      over its decode is exact; it is weighted with its time from first to last token.
-    * `reserved_unused`: blocks set aside for tokens that are not there (yet): what is used beyond
-      the tokens and the rests, for policies that reserve ahead; 0 on demand.
-    * `external_fragmentation`: free blocks that no waiting request could have, in layouts that
-      need neighbouring blocks.
+    * `internal_fragmentation`: the empty rest of each request's last block.
+    * `reserved_unused`: blocks set aside for tokens that are not there (yet); `never_used` is the
+      part of it for tokens that never come.
+    * `external_fragmentation`: free memory that the next request could have if it were in one
+      piece.
+
+    Policies that allocate on demand waste only the first kind.
     """
-    block = config.block_size
-    memory = num_blocks * block
-    busy_s = sum(d.busy_s for d in digests)
-    if not busy_s:
-        return dict.fromkeys(
-            ("internal_fragmentation", "reserved_unused", "external_fragmentation", "total"), 0.0
-        )
-    prefill_s, decode_s = _phases(rows)
-    prompt, output = rows["prompt_tokens"], rows["output_tokens"]
-    rest = float(np.dot(_mean_rest(prompt, output, block), decode_s)) / busy_s
-    reserved = external = 0.0
-    if policy.reserve not in ("on-demand", "prompt"):
-        tokens = float(np.dot(prompt + output / 2, decode_s) + np.dot(prompt / 2, prefill_s))
-        used = _busy_mean(digests, [d.mean_used_blocks for d in digests]) * block
-        reserved = max(0.0, used - tokens / busy_s - rest)
-    if policy.layout != "paged":
-        external = _busy_mean(digests, [d.mean_blocked_free_blocks for d in digests]) * block
-    parts = {
-        "internal_fragmentation": rest / memory,
-        "reserved_unused": reserved / memory,
-        "external_fragmentation": external / memory,
+    memory = num_blocks * block_size
+    noted = [d.mean_waste for d in digests]
+    found = dict.fromkeys(("internal", "reserved", "never_used", "external"), 0.0)
+    if all(waste is not None for waste in noted):
+        for name in found:
+            found[name] = _busy_mean(digests, [w[name] for w in noted if w is not None]) / memory
+    elif busy_s := sum(d.busy_s for d in digests):
+        found["internal"] = _rest_on_demand(rows, block_size) / busy_s / memory
+    waste = {
+        "internal_fragmentation": found["internal"],
+        "reserved_unused": found["reserved"] + found["never_used"],
+        "never_used": found["never_used"],
+        "external_fragmentation": found["external"],
     }
-    return {**parts, "total": sum(parts.values())}
+    waste["total"] = sum(waste.values()) - waste["never_used"]
+    return waste
 
 
-def _phases(rows: dict[str, IntArray]) -> tuple[FloatArray, FloatArray]:
-    """Seconds each request spent from first scheduling to first token, and from there to its end.
+def _rest_on_demand(rows: dict[str, IntArray], block_size: int) -> float:
+    """Slot-seconds of the empty rests of last blocks, all requests.
 
-    Requests still inside when the simulation stopped count as if they had just arrived: 0.
+    A request's average rest over its decode is exact; it is weighted with the time from its first
+    to its last token. (Preemptions and prefills are left out: they are short.)
     """
-    start, first, finish = rows["first_scheduled_ns"], rows["first_token_ns"], rows["finish_ns"]
-    decoding = (first >= 0) & (finish >= first)
-    until = np.where(first >= 0, first, finish)
-    prefilling = (start >= 0) & (until >= start)
-    return (
-        np.where(prefilling, until - start, 0) / NS,
-        np.where(decoding, finish - first, 0) / NS,
-    )
+    first, finish = rows["first_token_ns"], rows["finish_ns"]
+    decode_s = np.where((first >= 0) & (finish >= first), finish - first, 0) / NS
+    rest = _mean_rest(rows["prompt_tokens"], rows["output_tokens"], block_size)
+    return float(np.dot(rest, decode_s))
 
 
 def _mean_rest(prompt: IntArray, output: IntArray, block: int) -> FloatArray:

@@ -146,7 +146,7 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
     else:
         s.sentence = "the queue does not grow"
     if s.verdict == UNSTABLE:
-        s.sentence += "; unstable: latencies depend on how long you look"
+        s.sentence += "; latencies depend on how long you look"
 
 
 def _of_capacity(s: Stability) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sim.cost.interface import PARTS, CostModel
 from sim.engine.log import StepLog
+from sim.engine.waste import WasteLog
 from sim.metrics.distribution import NS, IntArray, merge_equal
 
 
@@ -28,8 +29,8 @@ class StepDigest:
     """Inter-token gaps and how many of each, sorted."""
     peak_used_blocks: int
     mean_used_blocks: float
-    mean_blocked_free_blocks: float
-    """Free blocks, averaged over busy time, counted only while requests wait for a slot."""
+    mean_waste: dict[str, float] | None
+    """KV slots by `KvUse` field, where the engine kept a `WasteLog`."""
     mean_running: float
 
     def running_at(self, times_ns: IntArray) -> IntArray:
@@ -40,8 +41,8 @@ class StepDigest:
         return np.where(self.end_ns[at] == times_ns, self.num_running[at], 0)
 
 
-def digest(log: StepLog, cost: CostModel, num_blocks: int, max_num_seqs: int) -> StepDigest:
-    """Sum up `log`; `num_blocks` are the usable KV blocks, `max_num_seqs` the slots."""
+def digest(log: StepLog, cost: CostModel, waste: WasteLog | None = None) -> StepDigest:
+    """Sum up `log`, and what the engine noted of its KV memory in each of its steps."""
     table = log.table()
     start, end = table["start_ns"], table["end_ns"]
     used = table["kv_used_blocks"]
@@ -49,7 +50,6 @@ def digest(log: StepLog, cost: CostModel, num_blocks: int, max_num_seqs: int) ->
     begun = np.maximum(start, np.concatenate((start[:1], np.maximum.accumulate(end)[:-1])))
     busy = np.maximum(end - begun, 0)
     total = int(busy.sum())
-    blocked = (table["num_waiting"] > 0) & (table["num_running"] < max_num_seqs)
     gap_ns, gap_counts = merge_equal(*log.gaps(table))
     return StepDigest(
         num_steps=len(log),
@@ -61,7 +61,7 @@ def digest(log: StepLog, cost: CostModel, num_blocks: int, max_num_seqs: int) ->
         gap_counts=gap_counts,
         peak_used_blocks=int(used.max(initial=0)),
         mean_used_blocks=_mean(used, busy, total),
-        mean_blocked_free_blocks=_mean((num_blocks - used) * blocked, busy, total),
+        mean_waste=_mean_waste(waste, busy, total) if waste is not None else None,
         mean_running=_mean(table["num_running"], busy, total),
     )
 
@@ -71,6 +71,12 @@ def _parts(log: StepLog, table: dict[str, IntArray], cost: CostModel) -> dict[st
         return dict.fromkeys(PARTS, 0.0)
     parts = cost.parts_s(log.shapes(table))
     return {name: float(parts[name].sum()) for name in PARTS}
+
+
+def _mean_waste(waste: WasteLog, busy: IntArray, total: int) -> dict[str, float]:
+    # A step that was planned and not finished has its waste noted, but no row.
+    table = waste.table()
+    return {name: _mean(values[: len(busy)], busy, total) for name, values in table.items()}
 
 
 def _mean(values: IntArray, weights: IntArray, total: int) -> float:

@@ -22,7 +22,6 @@ from sim.metrics.kv import kv_summary
 from sim.metrics.requests import BoolArray, RequestTimes
 from sim.metrics.stability import as_section, assess
 from sim.metrics.steps import StepDigest
-from sim.protocols import SchedulingPolicy
 from sim.scenario import SLO
 
 
@@ -40,7 +39,6 @@ class Observed:
     """Usable KV blocks of one replica."""
     config: EngineConfig
     cost: CostModel
-    policy: SchedulingPolicy
     capacity: Capacity | None
     end_ns: int
     """When the simulation stopped."""
@@ -62,7 +60,7 @@ def summarise(seen: Observed, slo: SLO, warm_up_s: float) -> dict[str, Any]:
     section["goodput"] = _goodput(times, measured, slo, span_s)
     section["stability"] = _stability(seen, times)
     section["time"] = _time(digests, seen)
-    section["kv"] = kv_summary(rows, times, digests, seen.config, seen.policy, seen.num_blocks)
+    section["kv"] = kv_summary(rows, digests, seen.config, seen.num_blocks)
     section["cost_model"] = seen.cost.describe()
     section["steps"] = sum(d.num_steps for d in digests)
     return section
