@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from calibrate.validation.client import Client
 from calibrate.validation.deployment import Deployment
 from calibrate.validation.outcome import Values, measure
@@ -26,6 +28,7 @@ from sim.cost.memory import kv_dtype_of
 from sim.cost.parallel import RankPlan
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Engine, RequestRecord
+from sim.metrics.steps import digest
 from sim.request import Request
 
 MakeEngine = Callable[[EngineConfig, CostModel], Engine]
@@ -40,7 +43,9 @@ def run_disaggregated(
     client = Client(clock, pair, load)
     client.start()
     clock.run()
-    return measure(pair.decode.records, [pair.decode_log], cost, client.stage_of)
+    config = server.engine
+    steps = digest(pair.decode_log, pair.decode_cost, config.num_usable_blocks, config.max_num_seqs)
+    return measure(pair.decode.records.columns(), [steps], cost, client.stage_of)
 
 
 class Pair:
@@ -55,7 +60,8 @@ class Pair:
         config = server.engine
         # Prompts arrive on the decode instance as finished KV: whatever their length, one step.
         loading = replace(config, max_num_batched_tokens=config.max_model_len)
-        engines = (make_engine(config, cost), make_engine(loading, LoadedPrompts(cost)))
+        self.decode_cost = LoadedPrompts(cost)
+        engines = (make_engine(config, cost), make_engine(loading, self.decode_cost))
         self.decode_log = engines[1].log
         self.prefill, self.decode = (
             Cluster(clock, [engine], config, cost, Always(), RoundRobin()) for engine in engines
@@ -104,7 +110,27 @@ class LoadedPrompts:
         return self._cost.decode_run_ns(num_decodes, decode_context, decode_context_sq, n)
 
     def parts_s(self, shapes: StepShapes) -> dict[str, FloatArray]:
-        return self._cost.parts_s(shapes)
+        steps, length = len(shapes.num_decodes), shapes.chunk_tokens + shapes.chunk_prefix
+
+        def per_step(weights: IntArray) -> IntArray:
+            sums = np.bincount(shapes.chunk_step, weights=weights, minlength=steps)
+            return sums.astype(np.int64)
+
+        decodes = shapes.num_decodes + per_step(np.ones_like(length))
+        none = np.zeros(0, dtype=np.int64)
+        return self._cost.parts_s(
+            StepShapes(
+                num_decodes=decodes,
+                decode_tokens=decodes,
+                decode_context=shapes.decode_context + per_step(length),
+                decode_context_sq=shapes.decode_context_sq + per_step(length * length),
+                num_sampled=shapes.num_sampled,
+                num_tokens=decodes,
+                chunk_step=none,
+                chunk_tokens=none,
+                chunk_prefix=none,
+            )
+        )
 
     def arrival_ns(self, prompt_tokens: int) -> int:
         return self._cost.arrival_ns(prompt_tokens)

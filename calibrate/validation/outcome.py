@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.cluster.records import Records
 from sim.cost.interface import CostModel
-from sim.engine.log import StepLog
 from sim.metrics.requests import client_times
+from sim.metrics.steps import StepDigest
 
 Array = npt.NDArray[Any]
 Values = dict[tuple[int, str], float]
@@ -34,15 +33,15 @@ METRICS = (
 
 
 def measure(
-    records: Records,
-    logs: Sequence[StepLog],
+    rows: Mapping[str, Array],
+    digests: Sequence[StepDigest],
     cost: CostModel,
     stage_of: Sequence[int],
     from_queue: bool = False,
 ) -> Values:
-    """All metrics of every stage and of the whole run; NaN for what no request completed."""
-    rows = records.columns()
-    times = client_times(rows, logs, cost)
+    """All metrics of every stage and of the whole run; NaN for what no request completed. `rows` as
+    `Records.columns()` gives them, `digests` of all replicas."""
+    times = client_times(dict(rows), digests, cost)
     offset: Array = np.zeros(len(rows["uid"]))
     if from_queue:
         offset = (rows["queued_ns"] - rows["arrival_ns"]) * 1e-9

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from sim.engine.plain import PlainEngine
 
 from calibrate.validation.client import Client
 from calibrate.validation.deployment import Deployment, deployment
@@ -18,15 +17,15 @@ from calibrate.validation.experiments import Experiment
 from calibrate.validation.outcome import Values, mean_of_seeds, measure
 from calibrate.validation.workloads import Load, regenerate
 from policies.admission.always import Always
-from policies.eviction.lru import LRU
 from policies.routing.least_requests import LeastRequests
-from policies.scheduling.chunked import Chunked
 from sim.cluster.clock import Clock
 from sim.cluster.cluster import Cluster
 from sim.cost.interface import CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.fast import FastEngine, supports
 from sim.engine.interface import Engine
+from sim.engine.plain import PlainEngine
+from sim.metrics.steps import digest
 
 Progress = Callable[[str], None]
 """Called with the id of every experiment that is done."""
@@ -83,7 +82,14 @@ def run_unified(
     clock.run()
     logs = [engine.log for engine in engines]
     values = measure(
-        cluster.records, logs, cost, client.stage_of, from_queue=experiment.measured_from_queue
+        cluster.records.columns(),
+        [
+            digest(log, cost, server.engine.num_usable_blocks, server.engine.max_num_seqs)
+            for log in logs
+        ],
+        cost,
+        client.stage_of,
+        from_queue=experiment.measured_from_queue,
     )
     rows = cluster.records.columns()
     counts = {
@@ -96,9 +102,9 @@ def run_unified(
 
 def make_engine(config: EngineConfig, cost: CostModel, fast: bool = True) -> Engine:
     """An empty engine; the fast one where it supports the configuration."""
-    if fast and supports(config, Chunked()):
-        return FastEngine(config, cost, Chunked(), LRU())
-    return PlainEngine(config, cost, Chunked(), LRU())
+    if fast and supports(config):
+        return FastEngine(config, cost)
+    return PlainEngine(config, cost)
 
 
 def predict_all(
