@@ -198,7 +198,8 @@ class SchedulingPolicy:
         generated, summed over its requests and over any number of steps."""
 
     def plan(self, view: SchedulerView) -> Plan | None:
-        """The whole next step, freely. None: what is declared above."""
+        """The whole next step, freely (it may be empty, and nobody may be there). None: what is
+        declared above."""
         return None
 
     def steady(self, view: SchedulerView) -> bool:
