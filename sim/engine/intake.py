@@ -1,13 +1,35 @@
-"""Which requests an engine can serve at all. Both engines ask here."""
+"""Which settings and requests an engine can serve at all. Both engines ask here."""
 
 from __future__ import annotations
 
 from sim.engine.config import EngineConfig
+from sim.errors import UserError
 from sim.protocols import SchedulingPolicy
 from sim.request import Request
 
 CONTEXT = "context"
 KV_CAPACITY = "kv-capacity"
+
+
+def check_servable(config: EngineConfig) -> None:
+    """UserError for settings that vLLM accepts and then gets stuck with, or crashes on."""
+    first = min(config.token_budget, config.max_num_batched_tokens - config.draft_slots)
+    if not config.enable_chunked_prefill and first < config.max_model_len:
+        raise UserError(
+            f"engine settings: without chunked prefill a step of {first} tokens cannot hold a "
+            f"prompt of up to max_model_len ({config.max_model_len}); raise the token budget"
+        )
+    if config.speculative and first < config.decode_query_len:
+        raise UserError(
+            f"engine settings: a step of {first} tokens cannot hold one verification of "
+            f"{config.num_speculative_tokens} drafts; raise the token budget"
+        )
+    threshold = config.long_prefill_token_threshold
+    if config.speculative and 0 < threshold < config.decode_query_len:
+        raise UserError(
+            f"engine settings: long_prefill_token_threshold ({threshold}) must not be smaller than "
+            f"1 + num_speculative_tokens ({config.decode_query_len})"
+        )
 
 
 def why_rejected(

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from sim.cost.interface import CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.executor import Acceptance, Executor, ModelledExecutor, StepOutcome, step_shape
-from sim.engine.intake import why_rejected
+from sim.engine.intake import check_servable, why_rejected
 from sim.engine.interface import RequestRecord, Status
 from sim.engine.journal import Journal, Row
 from sim.engine.plan import StepPlan
 from sim.engine.scheduler import Scheduler
 from sim.engine.sequence import Sequence
 from sim.engine.waste import WasteLog, kv_use
+from sim.errors import UserError
 from sim.protocols import EvictionPolicy, SchedulingPolicy
 from sim.request import Request
 
@@ -80,6 +81,7 @@ class PlainEngine:
     ) -> None:
         """`executor` replaces the modelled one (then `acceptance`, which says how many drafts are
         accepted, is not asked). `track_waste` fills `waste`, a row per step."""
+        check_servable(config)
         self.config = config
         self.scheduler = Scheduler(config, policy, eviction)
         self._policy = policy
@@ -213,6 +215,11 @@ class PlainEngine:
             return
         self._idle += 1
         if self._idle > self._depth + 2:
+            if self.scheduler.rules.plans_freely:
+                raise UserError(
+                    f"policy {self.scheduler.rules.name} plans nothing though requests wait "
+                    f"({self._state()})"
+                )
             raise RuntimeError(f"internal error: nothing can be scheduled ({self._state()})")
 
     def _state(self) -> str:

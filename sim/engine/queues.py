@@ -72,7 +72,7 @@ class KeyQueue:
 
     def __init__(self, key: Callable[[Sequence], Any]) -> None:
         self._key = key
-        self._heap: list[tuple[Any, float, str, Sequence]] = []
+        self._heap: list[tuple[Any, Any, str, Sequence]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -109,7 +109,7 @@ class RekeyedQueue:
         self._members: dict[Sequence, None] = {}
         self._first: Sequence | None = None  # what `peek` answered, for a `pop` right after
 
-    def _rank(self, seq: Sequence) -> tuple[Any, float, str]:
+    def _rank(self, seq: Sequence) -> tuple[Any, Any, str]:
         return self._key(seq), seq.arrival, seq.id
 
     def __len__(self) -> int:

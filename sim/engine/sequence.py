@@ -57,15 +57,16 @@ class Sequence:
     def __init__(
         self,
         request: Request,
-        arrival: float | None = None,
+        arrival: Any = None,
         output_content: int | None = None,
     ) -> None:
-        """`arrival` (default: the request's) breaks ties of priority; any number will do.
+        """`arrival` breaks ties of priority (default: the request's, then its `uid`, so that no two
+        are equal: with equal ones two sequences could preempt each other for ever).
         `output_content` is the content key of the generated tokens (default: by `uid`)."""
         self.request = request
         self.id = request.id
         self.priority = request.priority
-        self.arrival: float = request.arrival_ns if arrival is None else arrival
+        self.arrival = (request.arrival_ns, request.uid) if arrival is None else arrival
         self.prompt_tokens = request.prompt_tokens
         self.stop_after = request.output_tokens
         """Outputs after which it stops by itself: the engine learns it only when it happens."""

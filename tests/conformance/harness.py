@@ -124,12 +124,15 @@ class Runner:
 class Run:
     """One case, from the first arrival to the last finish."""
 
-    def __init__(self, case: Record, check: bool = False) -> None:
-        """With `check` the books of scheduler and cache are audited at every step."""
+    def __init__(
+        self, case: Record, check: bool = False, scheduler: Scheduler | None = None
+    ) -> None:
+        """With `check` the books of scheduler and cache are audited at every step. `scheduler`
+        replaces the one with vLLM's policies."""
         self.case = case
         self.check = check
         self.config = engine_config(case)
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = scheduler if scheduler is not None else Scheduler(self.config)
         self.step_time: Record | None = case.get("step_time")
         requests = case["requests"]
         key = "arrival_time" if self.step_time else "arrival_step"

@@ -11,6 +11,7 @@ from sim.engine.executor import AcceptanceRate
 from sim.engine.interface import Status
 from sim.engine.plain import PlainEngine
 from sim.engine.sequence import Sequence
+from sim.errors import UserError
 from sim.request import Request, output_key
 from tests.conformance.fuzz import random_case
 from tests.conformance.harness import Run, engine_config, sequence
@@ -72,6 +73,26 @@ def test_requests_that_never_fit_are_rejected_with_a_reason():
     assert (found[1].status, found[1].reason) == (Status.REJECTED, "kv-capacity")
     assert found[2].status is Status.COMPLETED
     assert found[2].output_tokens == 11
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enable_chunked_prefill": False, "max_model_len": 64, "max_num_scheduled_tokens": 63},
+        {"num_speculative_tokens": 7, "max_num_scheduled_tokens": 7},
+        {"num_speculative_tokens": 4, "long_prefill_token_threshold": 3},
+    ],
+)
+def test_settings_that_would_get_stuck_are_refused(settings):
+    with pytest.raises(UserError, match="engine settings"):
+        PlainEngine(replace(SYNC, **settings), StubCost())
+
+
+def test_equal_priorities_and_arrivals_do_not_evict_each_other_for_ever():
+    config = replace(SYNC, num_gpu_blocks=8, block_size=4, policy="priority",
+                     scheduler_reserve_full_isl=False, enable_prefix_caching=False)  # fmt: skip
+    _, records = serve(config, [request(i, 0, 8, 16) for i in range(3)])
+    assert [record.status for record in records] == [Status.COMPLETED] * 3
 
 
 def test_generation_stops_at_the_longest_context():
@@ -245,18 +266,27 @@ class CasePatterns:
 def test_engine_makes_the_schedule_of_the_conformance_loop():
     """The event loop in ns plans the same steps at the same times as vLLM's loop in seconds."""
     compared = 0
-    for seed in range(200):
+    for seed in range(300):
         case = random_case(seed)
-        if "step_time" in case and "aborts" not in case:
+        if "step_time" in case and "aborts" not in case and not _has_ties(case):
             compared += compare_with_conformance_loop(case)
     assert compared > 50
 
 
+def _has_ties(case):
+    """Requests of equal priority and arrival: the engine breaks the tie, the recorder does not."""
+    ranks = [(r.get("priority", 0), r["arrival_time"]) for r in case["requests"]]
+    return case["config"]["policy"] == "priority" and len(set(ranks)) < len(ranks)
+
+
 def compare_with_conformance_loop(case):
-    """False when a request can never finish: vLLM gets stuck, the engine rejects it."""
-    engine = PlainEngine(
-        engine_config(case), CaseCost(case["step_time"]), acceptance=CasePatterns(case)
-    )
+    """False when a request can never finish: vLLM gets stuck, the engine says so."""
+    try:
+        engine = PlainEngine(
+            engine_config(case), CaseCost(case["step_time"]), acceptance=CasePatterns(case)
+        )
+    except UserError:
+        return False
     planned = record_plans(engine)
     requests = []
     for index, spec in enumerate(case["requests"]):
