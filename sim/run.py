@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,11 @@ class Simulation:
         system = self.system
         backlog = system.config.max_num_admitted_seqs
         sample = typical_requests(rows, self.trace, self._submitted)
-        found = measure_capacity(system.engine(0), sample.requests, backlog, sample.window)
+        # A copy: the cost model counts its extrapolations, and these are not the run's.
+        engine = system.engine(0, copy.copy(system.cost))
+        found = measure_capacity(engine, sample.requests, backlog, sample.window)
         if found is None:
             return None
         prefill = (rows["prompt_tokens"] - rows["cached_tokens"])[served]
-        return found.for_load(
-            float(prefill.mean()), float(rows["output_tokens"][served].mean()), system.cost
-        )
+        output = rows["output_tokens"][served]
+        return found.for_load(float(prefill.mean()), float(output.mean()), copy.copy(system.cost))

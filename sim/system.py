@@ -81,18 +81,19 @@ class System:
         )
         return made
 
-    def engine(self, replica: int) -> Engine:
-        """A new, empty engine with policies of its own."""
+    def engine(self, replica: int, cost: CostModel | None = None) -> Engine:
+        """A new, empty engine with policies of its own; `cost` instead of the system's."""
+        cost = self.cost if cost is None else cost
         if self.why_plain is None:
             from sim.engine.fast import FastEngine
 
-            return FastEngine(self.config, self.cost)
+            return FastEngine(self.config, cost)
         from sim.engine.plain import PlainEngine
 
         policy = self.policy(replica)
         return PlainEngine(
             self.config,
-            self.cost,
+            cost,
             policy,
             self.eviction(replica),
             track_waste=keeps_more_than_it_uses(policy),
