@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,24 @@ from calibrate.engine.architecture import Architecture
 from calibrate.engine.batch import Batch
 from calibrate.engine.ops import HeadShape, LayerCache, NoRecorder, Ops, Recorder
 from calibrate.engine.weights import Experts, Layer, Weights
+
+
+class Model(Protocol):
+    """What the runner runs: a decoder, or one whose decode steps are CUDA graphs."""
+
+    arch: Architecture
+    weights: Weights
+    cache: list[LayerCache]
+    heads: HeadShape
+    block_size: int
+
+    def plan(self, batch: Batch) -> Any:
+        """What attention needs to know of the batch; made once, before `forward`."""
+        ...
+
+    def forward(self, batch: Batch, plan: Any, recorder: Recorder | None = None) -> torch.Tensor:
+        """Logits [logit rows, vocab] in the weights' dtype; keys and values go into the cache."""
+        ...
 
 
 class Decoder:
@@ -97,7 +115,7 @@ class Decoder:
             norms = (layer.q_norm, layer.k_norm, self.arch.norm_eps)
         query = ops.rope_write(x, batch.positions, self._cos_sin, batch.slots, cache, heads, norms)
         mark("rope")
-        out = torch.empty_like(query)
+        out = query.new_empty(query.shape)
         if batch.num_decodes:
             ops.decode(query, cache, plan, out)
             mark("attention_decode")

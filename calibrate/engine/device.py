@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from calibrate.engine.ops import Ops
@@ -34,3 +36,14 @@ def ops_for(device: torch.device) -> Ops:
 
         return TritonOps()
     return TorchOps()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of the device that is free now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with open("/proc/meminfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -10,8 +10,8 @@ import torch
 
 from calibrate.engine.architecture import Architecture, architecture
 from calibrate.engine.checkpoint import load_weights
-from calibrate.engine.decoder import Decoder
-from calibrate.engine.device import ops_for, pick_device
+from calibrate.engine.decoder import Decoder, Model
+from calibrate.engine.device import free_bytes, ops_for, pick_device
 from calibrate.engine.runner import ModelRunner, StepTokens
 from calibrate.engine.sampling import SamplingParams
 from calibrate.engine.speculation import DraftModel, NgramProposer, Proposer
@@ -51,13 +51,39 @@ def load_model(
 
     `random` True takes random weights for a folder as well (only its config.json is read).
     """
+    return load_weights_of(
+        name, architecture(name), device=device, dtype=dtype, seed=seed, random=random
+    )
+
+
+def load_weights_of(
+    name: str,
+    arch: Architecture,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: str = "bf16",
+    seed: int = 0,
+    random: bool | None = None,
+) -> tuple[Architecture, Weights]:
+    """The same for an architecture that is known already. UserError when the weights do not fit."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    arch = architecture(name)
+    check_fits(arch, dtype, torch.device(device))
     folder = Path(name)
     if folder.is_dir() and not random:
         return arch, load_weights(folder, arch, dtype=DTYPES[dtype], device=device)
     return arch, random_weights(arch, seed=seed, dtype=DTYPES[dtype], device=device)
+
+
+def check_fits(arch: Architecture, dtype: str, device: torch.device) -> None:
+    """UserError when the weights are larger than the device's free memory."""
+    needed = arch.shape.num_params * DTYPES[dtype].itemsize
+    free = free_bytes(device)
+    if needed > free:
+        raise UserError(
+            f"{arch.shape.name} has {needed / 1e9:.1f} GB of weights in {dtype}, {device} has "
+            f"{free / 1e9:.1f} GB free; choose a smaller model"
+        )
 
 
 def make_runner(
@@ -70,7 +96,12 @@ def make_runner(
     **runner_options: object,
 ) -> ModelRunner:
     """A runner with the KV cache that `config` asks for, and its proposer of drafts."""
-    decoder = make_decoder(arch, weights, config)
+    decoder: Model = make_decoder(arch, weights, config)
+    sizes = [n for n in config.capture_sizes() if n <= config.max_num_seqs]
+    if weights.device.type == "cuda" and sizes:
+        from calibrate.engine.graphs import GraphedDecoder
+
+        decoder = GraphedDecoder(decoder, sizes, config.max_model_len)
     proposer: Proposer | None = None
     if config.speculative:
         if config.spec_method == "ngram":

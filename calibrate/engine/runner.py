@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from calibrate.engine.batch import Entry, make_batch
-from calibrate.engine.decoder import Decoder
+from calibrate.engine.decoder import Model
 from calibrate.engine.ops import NoRecorder, Recorder
 from calibrate.engine.sampling import GREEDY, Draws, SamplingParams, probabilities, sample, verify
 from calibrate.engine.speculation import Context, Drafts, Proposer
@@ -58,7 +58,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Model,
         tokens: TokenSource,
         *,
         params_of: Callable[[Sequence], SamplingParams] | None = None,

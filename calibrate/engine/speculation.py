@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from calibrate.engine.batch import Entry, make_batch
-from calibrate.engine.decoder import Decoder
+from calibrate.engine.decoder import Model
 from calibrate.engine.sampling import Draws, SamplingParams, choose, probabilities
 
 
@@ -70,7 +70,7 @@ class NgramProposer:
 class DraftModel:
     """A smaller decoder with a KV cache of its own in the same blocks as the target's."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Model) -> None:
         self.decoder = decoder
 
     def propose(self, contexts: Sequence[Context], count: int) -> list[Drafts]:

@@ -44,10 +44,9 @@ class TraceTokens:
 
     def _ids(self, segment: Segment) -> list[int]:
         """splitmix64 of content and position, modulo the vocabulary."""
-        # The key's bit pattern: negative keys are as good as others.
-        key = np.array([segment.content, self.seed], dtype=np.int64).astype(np.uint64)
-        at = np.arange(segment.start, segment.start + segment.length, dtype=np.uint64)
-        x = at + key[0] * np.uint64(0x9E3779B97F4A7C15) + key[1] * np.uint64(0xD1342543DE82EF95)
+        key = segment.content * 0x9E3779B97F4A7C15 + self.seed * 0xD1342543DE82EF95
+        x = np.arange(segment.start, segment.start + segment.length, dtype=np.uint64)
+        x += np.uint64(key % (1 << 64))
         x ^= x >> np.uint64(30)
         x *= np.uint64(0xBF58476D1CE4E5B9)
         x ^= x >> np.uint64(27)

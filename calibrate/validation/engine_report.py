@@ -28,7 +28,8 @@ def print_report(loops: Loops, console: Console | None = None) -> None:
     same = "equal" if all(c.decisions_equal for c in loops.comparisons) else "DIFFERENT"
     console.print(
         f"decisions, given the measured durations: {same} "
-        f"({middle.executed['steps']:.0f} steps executed, {middle.simulated['steps']:.0f} simulated)"
+        f"({middle.executed['steps']:.0f} steps executed, "
+        f"{middle.simulated['steps']:.0f} simulated)"
     )
     raw, normalised = loops.errors("raw"), loops.errors("normalised")
     table = Table(title="error of the simulation (median size over the runs)")

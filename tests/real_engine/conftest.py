@@ -1,7 +1,13 @@
-"""One thread: the tests share the machine."""
+"""One thread, because the tests share the machine; without a GPU the kernels are interpreted."""
+
+import os
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton reads it when a kernel is decorated, so it must be set before the first import of one.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)
