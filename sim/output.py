@@ -21,9 +21,9 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def with_wall_time(result: Result) -> dict[str, Any]:
-    """The summary and the wall seconds of the event loop, which no file records."""
+    """The summary and the seconds spent in the event loop, which no file records."""
     summary = dict(result.summary)
-    summary["run"] = {**summary["run"], "wall_s": result.wall_s}
+    summary["run"] = {**summary["run"], "wall_s": result.wall_s, "cpu_s": result.cpu_s}
     return summary
 
 

@@ -55,6 +55,8 @@ class Result:
     end_ns: int
     num_events: int
     wall_s: float
+    cpu_s: float
+    """Time spent in the event loop."""
 
     @cached_property
     def summary(self) -> dict[str, Any]:

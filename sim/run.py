@@ -101,8 +101,8 @@ class Simulation:
             routing,
             None if timeout_s is None else round(timeout_s * NS),
         )
-        self.wall_s = 0.0
-        """Wall time spent in the event loop."""
+        self.wall_s = self.cpu_s = 0.0
+        """Wall and CPU time spent in the event loop."""
         self._submitted: dict[int, Request] = {}
 
     def serve(self, trace: Trace, progress: Progress | None = None) -> None:
@@ -147,9 +147,10 @@ class Simulation:
         self._run(None if horizon_s is None else round(horizon_s * NS))
 
     def _run(self, until_ns: int | None) -> None:
-        begun = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         self.clock.run(until_ns)
-        self.wall_s += time.perf_counter() - begun
+        self.wall_s += time.perf_counter() - wall
+        self.cpu_s += time.process_time() - cpu
 
     def result(self) -> Result:
         """What has happened so far; requests that are still inside count as unfinished."""
@@ -173,6 +174,7 @@ class Simulation:
             end_ns=self.clock.now_ns if inside else done_ns,
             num_events=self.clock.num_events,
             wall_s=self.wall_s,
+            cpu_s=self.cpu_s,
         )
 
     def _capacity(self, rows: dict[str, IntArray]) -> Capacity | None:
