@@ -27,13 +27,16 @@ Record = dict[str, Any]
 MAX_STEPS = 4000
 
 
-def random_case(seed: int) -> Record:
-    """A small case that any of the engine's settings may be part of."""
+def random_case(seed: int, large: bool = False) -> Record:
+    """A small case (or a larger one) that any of the engine's settings may be part of."""
     rng = random.Random(seed)
     config = _random_config(rng)
     timed = rng.random() < 0.4
     count = rng.choice([2, 3, 4, 6, 8, 10, 14, 20])
     spread = rng.choice([0, 2, 8, 25, 60])
+    if large:
+        count, spread = count * 5, spread * 8
+        config["num_gpu_blocks"] *= 3
     capacity = (config["num_gpu_blocks"] - 1) * config["block_size"]
     longest = max(2, min(capacity, config["max_model_len"]) - 1)
     requests: list[Record] = []
@@ -279,6 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--start", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--large", action="store_true", help="more requests per case")
     parser.add_argument("--oracle-python", help="interpreter with vLLM 0.33.0")
     parser.add_argument("--oracle-script", help="oracle.py")
     parser.add_argument("--stop-after", type=int, default=3, help="differences to report")
@@ -288,7 +292,7 @@ def main() -> None:
     outcomes: Counter[str] = Counter()
     started = time.monotonic()
     for seed in range(args.start, args.start + args.count):
-        case = random_case(seed)
+        case = random_case(seed, args.large)
         if oracle is None:
             outcomes[run(case).get("error", "ran").split(" at ")[0]] += 1
             continue
