@@ -9,7 +9,7 @@ token when (a heap of rows) come from counts that are kept up to date, not from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from sim.engine.fast.sequence import FastSequence, Stage
@@ -83,21 +83,26 @@ class Cohort:
     def pop_last_tokens(self, row: int) -> list[FastSequence]:
         """Take out those whose last token is in `row` or before, in that order and then in order
         of admission."""
+        heap = self.last_rows
         popped = []
-        while (first := self.first_last_row()) is not None and first <= row:
-            popped.append(heappop(self.last_rows)[2])
+        while heap and heap[0][0] <= row:
+            last_row, admission, seq = heappop(heap)
+            if last_row == seq.last_row and admission == seq.admission and seq.stage in _EXPECTED:
+                popped.append(seq)
         return popped
 
-    def with_last_token_in(self, row: int) -> Iterator[FastSequence]:
+    def with_last_token_in(self, row: int) -> list[FastSequence]:
         """Those whose last token is in `row`, the first row of all; in no order, nobody taken."""
-        heap, todo = self.last_rows, [0]
-        while todo:
-            place = todo.pop()
-            if place < len(heap) and heap[place][0] == row:
+        heap, places = self.last_rows, [0]
+        found = []
+        size = len(heap)
+        for place in places:  # down the heap as long as entries are of this row
+            if place < size and heap[place][0] == row:
                 _, admission, seq = heap[place]
                 if row == seq.last_row and admission == seq.admission and seq.stage in _EXPECTED:
-                    yield seq
-                todo += (2 * place + 1, 2 * place + 2)
+                    found.append(seq)
+                places += (2 * place + 1, 2 * place + 2)
+        return found
 
     def check_integrity(self, members: Iterable[FastSequence]) -> None:
         """Raise AssertionError unless the sums are those of `members`."""

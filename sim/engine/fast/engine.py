@@ -11,10 +11,18 @@ from sim.engine.config import EngineConfig
 from sim.engine.fast.foresight import Foresight
 from sim.engine.fast.scheduler import FastScheduler
 from sim.engine.fast.sequence import FastSequence
+from sim.engine.fast.support import why_plain
 from sim.engine.fast.timeline import Row, Stretch, Timeline
-from sim.engine.intake import allowed_outputs, outputs_until_stop, why_rejected
+from sim.engine.intake import (
+    allowed_outputs,
+    check_servable,
+    outputs_until_stop,
+    why_rejected,
+)
 from sim.engine.interface import RequestRecord, Status
 from sim.engine.log import StepLog
+from sim.errors import UserError
+from sim.protocols import EvictionPolicy, SchedulingPolicy
 from sim.request import Request
 
 
@@ -31,20 +39,31 @@ class FastEngine:
         self,
         config: EngineConfig,
         cost: CostModel,
-        on_finish: Callable[[RequestRecord], None] | None = None,
+        policy: SchedulingPolicy | None = None,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
-        """`config` must be one that `supports` accepts."""
+        """Raises UserError for what it cannot do; ask `why_plain` before."""
+        reason = why_plain(config, policy, eviction)
+        if reason is not None:
+            raise UserError(f"the fast engine cannot do {reason}; use the plain one")
+        check_servable(config)
         self.config = config
         self.log = StepLog()
-        self.on_finish: Callable[[RequestRecord], None] = on_finish or _ignore
+        self.on_finish: Callable[[RequestRecord], None] = _ignore
         self._cost = cost
-        self._scheduler = FastScheduler(config)
+        self._policy = policy
+        self._scheduler = FastScheduler(config, policy)
         self._timeline = Timeline(self.log, config.max_concurrent_batches)
         self._foresight = Foresight(self._scheduler, self._timeline, cost)
         self._inside: dict[int, FastSequence] = {}
         self._wake_ns: int | None = None
-        self._now = 0
-        self._surely_fits = min(config.max_model_len, config.num_usable_blocks * config.block_size)
+        self._now = self._planned_ns = 0
+        self._surely_fits = 0  # tokens that cannot be too many, whatever the policy
+        if policy is None or policy.watermark is None:
+            capacity = config.num_usable_blocks * config.block_size
+            self._surely_fits = min(config.max_model_len, capacity)
+        self._scheduler.view.catch_up = self._catch_up
+        self._scheduler.view.find = self._inside.get
 
     # -- Engine
 
@@ -55,7 +74,7 @@ class FastEngine:
         stop, overruns = request.output_tokens, False
         if request.prompt_tokens + stop > self._surely_fits or request.max_tokens is not None:
             config = self.config
-            reason = why_rejected(config, request)
+            reason = why_rejected(config, request, self._policy)
             if reason is not None:
                 record.status = Status.REJECTED
                 record.reason = reason
@@ -188,8 +207,19 @@ class FastEngine:
             self._wake_ns = ends[ended]
             self._foresight.cut(ended + timeline.depth)
 
+    def _catch_up(self) -> int:
+        """Take up what has happened by now, for somebody who looks in between; when a row was
+        planned last."""
+        timeline = self._timeline
+        ended = bisect_left(timeline.ends, self._now)
+        self._foresight.take_up(ended + timeline.depth)
+        timeline.commit(ended)
+        self._scheduler.committed = timeline.first - 1
+        return max(timeline.last_end_ns, self._planned_ns)
+
     def _plan_on(self, now: int) -> None:
         """Plan what is due now, and look ahead."""
+        self._planned_ns = now
         scheduler, timeline = self._scheduler, self._timeline
         ends, depth = timeline.ends, timeline.depth
         while True:
@@ -211,7 +241,8 @@ class FastEngine:
     def _dispatch(self, plan: Stretch, now: int) -> None:
         """A row has been planned: when does it run?"""
         timeline, blocks = self._timeline, self._scheduler.blocks
-        start_ns = timeline.end_ns
+        ends = timeline.ends
+        start_ns = ends[-1] if ends else timeline.last_end_ns
         if start_ns < now:
             start_ns = now
         plan.start_ns = start_ns

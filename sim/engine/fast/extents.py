@@ -124,17 +124,17 @@ class PrefixBlocks(Blocks):
             for other in line.writers
         )
 
-    def find_hit(self, seq: FastSequence) -> Hit:
-        """The longest cached prefix of the known tokens that leaves one token to compute."""
+    def find_hit(self, seq: FastSequence, known: int) -> Hit:
+        """The longest cached prefix of `known` tokens that leaves one to compute."""
         hit: Hit = []
         if seq.path is None:
             self.enter(seq)
         assert seq.path is not None
-        most = (seq.known - 1) // self.block_size
+        most = (known - 1) // self.block_size
         at = 0
         for line, end in seq.path:
             stop = end if end < most else most
-            if line.writers:
+            if line.writers and (len(line.writers) > 1 or line.writers[0] is not seq):
                 self._catch_up(line, stop, seq)
             for extent in line.main:
                 if extent.start != at or at >= stop:
@@ -200,30 +200,25 @@ class PrefixBlocks(Blocks):
         self.blank = 0
         while count:
             extent = self._ring.newer
-            size = extent.end - extent.start
-            if size <= count:
-                count -= size
+            start = extent.end - count
+            if start > extent.start:
+                count = 0
+            else:
+                start = extent.start
+                count -= extent.end - start
                 extent.newer.older = self._ring
                 self._ring.newer = extent.newer
-                self._forget(extent, extent.start)
-            else:
-                self._forget(extent, extent.end - count)
-                count = 0
-
-    def _forget(self, extent: Extent, start: int) -> None:
-        """Blocks `start` to the end of a free extent lose their content."""
-        line, end = extent.line, extent.end
-        copies = line.twins if extent.is_twin else line.main
-        if start == extent.start:
-            if copies[-1] is extent:
-                copies.pop()
-            else:
-                copies.remove(extent)
-        extent.end = start
-        if line.twins and not extent.is_twin:
-            self._promote(line, start, end)
-        if not (line.main or line.users):
-            self.lines.prune(line)
+                line = extent.line
+                copies = line.twins if extent.is_twin else line.main
+                if copies[-1] is extent:
+                    copies.pop()
+                else:
+                    copies.remove(extent)
+            end, extent.end = extent.end, start
+            if extent.line.twins and not extent.is_twin:
+                self._promote(extent.line, start, end)
+            elif start == extent.start and not (line.main or line.users):
+                self.lines.prune(line)
 
     def _promote(self, line: Line, start: int, end: int) -> None:
         """The first copies of these blocks are gone: the next copies come first now."""
@@ -270,7 +265,7 @@ class PrefixBlocks(Blocks):
             if end <= at:
                 continue
             stop = end if end < full else full
-            if line.writers:
+            if line.writers and (len(line.writers) > 1 or line.writers[0] is not seq):
                 self._catch_up(line, stop, seq)
             self._enter_blocks(seq, line, at, stop)
             at = stop

@@ -54,7 +54,7 @@ class Foresight:
             freed = leaving[0].last_row - timeline.first + depth - before
             if most > freed:
                 most = freed
-        start_ns = timeline.end_ns
+        start_ns = ends[-1] if ends else timeline.last_end_ns
         if start_ns < now:
             start_ns = now
         free = scheduler.blocks.free
@@ -85,7 +85,8 @@ class Foresight:
                 return ends[-1]  # all are done then
         elif count == self._most:
             self._most = min(2 * count, MOST_AHEAD)
-        return timeline.next_event_ns()
+        spare = len(ends) - depth
+        return ends[spare] if spare > 0 else ends[0]
 
     def _append_rows(self, row: int, count: int, end_ns: int, free: int) -> int:
         """Up to `count` rows while blocks last; the blocks free after them."""
@@ -187,6 +188,8 @@ class Foresight:
         scheduler.take_up(count, with_tail, self._since, timeline.depth)
         timeline.planned += count
         blocks = scheduler.blocks
-        blocks.take(timeline.used[timeline.planned - 1] - (blocks.num_blocks - blocks.free))
+        taken = timeline.used[timeline.planned - 1] - (blocks.num_blocks - blocks.free)
+        if taken:
+            blocks.take(taken)
         if with_tail:
             self._has_tail = False

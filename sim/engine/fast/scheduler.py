@@ -12,8 +12,10 @@ from sim.engine.fast.cohort import Cohort
 from sim.engine.fast.extents import Blocks, Hit, PrefixBlocks
 from sim.engine.fast.sequence import FastSequence, Stage
 from sim.engine.fast.timeline import Row, Stretch
-from sim.engine.fast.waiting import ArrivalQueue, PriorityQueue, Waiting
+from sim.engine.fast.view import FastView
+from sim.engine.fast.waiting import ArrivalQueue, KeyedQueue, Waiting
 from sim.engine.fast.walk import Walk
+from sim.protocols import SchedulingPolicy
 
 NO_LIMIT = 1 << 60
 
@@ -26,19 +28,22 @@ class FastScheduler:
     rows with tokens of theirs are in flight is in `leaving` until the last of them is delivered.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, policy: SchedulingPolicy | None = None) -> None:
+        """`policy` (default: vLLM's) is one that `why_plain` lets pass."""
         self.budget = min(config.token_budget, config.max_num_batched_tokens)
         self.block_size = config.block_size
-        self.by_priority = config.policy == "priority"
-        self.asynchronous = config.async_scheduling
         self._max_running = config.max_num_admitted_seqs
-        self._max_model_len = config.max_model_len
         self._chunked = config.enable_chunked_prefill
         self._reserve_full = config.scheduler_reserve_full_isl
-        self._watermark_blocks = int(config.watermark * config.num_blocks)
         self._threshold = config.long_prefill_token_threshold
         self._adaptive = config.long_prefill_token_threshold_adaptive
         self._max_batched = config.max_num_batched_tokens
+        # Blocks an admission leaves free, always and while something runs.
+        self._spare_blocks = 0
+        self._watermark_blocks = int(config.watermark * config.num_blocks)
+        if policy is not None and policy.watermark is not None:
+            self._spare_blocks = int(policy.watermark * config.num_blocks)
+            self._watermark_blocks = 0
 
         usable = config.num_usable_blocks
         self.blocks: Blocks = Blocks(usable, config.block_size)
@@ -46,9 +51,20 @@ class FastScheduler:
         if config.enable_prefix_caching:
             self.blocks = self.cache = PrefixBlocks(usable, config.block_size, self.progress)
 
-        self.cohort = Cohort(config.block_size)
-        self.waiting: Waiting = PriorityQueue() if self.by_priority else ArrivalQueue()
+        self.view = FastView(self, config)
+        self.keyed = True
+        """Whether the queue has an order of its own; victims are then the last by that order."""
+        if policy is not None and policy.order == "key":
+            self.waiting: Waiting = KeyedQueue(
+                lambda seq: policy.key(self.view.snapshot(seq), self.view)
+            )
+        elif config.policy == "priority":
+            self.waiting = KeyedQueue(lambda seq: seq.request.priority)
+        else:
+            self.waiting = ArrivalQueue()
+            self.keyed = False
         self.num_waiting = 0
+        self.cohort = Cohort(config.block_size)
         self.running: dict[FastSequence, None] = {}
         self.prefilling: list[FastSequence] = []
         self.leaving: list[FastSequence] = []
@@ -150,6 +166,8 @@ class FastScheduler:
         """
         if seq.stage is Stage.PREFILL:
             return seq.computed
+        if seq.last_row <= self.committed:
+            return seq.offset + seq.last_row
         row, seen = self.row, self._seen
         if seq.admission >= self.at_admission:  # had no turn in `row` yet
             row, seen = row - 1, self._seen_before
@@ -170,11 +188,10 @@ class FastScheduler:
 
     def retire(self) -> None:
         """Take those out of the cohort whose last token is in `row`, before the next is planned."""
-        row = self.row
         heap = self.cohort.last_rows
-        if not heap or heap[0][0] > row:
+        if not heap or heap[0][0] > self.row:
             return
-        for seq in self.cohort.pop_last_tokens(row):
+        for seq in self.cohort.pop_last_tokens(self.row):
             self.leaving.append(seq)
             if seq.stage is Stage.DECODE:
                 if seq.overruns:
@@ -193,11 +210,13 @@ class FastScheduler:
         if not leaving:
             return []
         finished = []
-        while leaving and leaving[0].last_row <= row:
-            seq = leaving.pop(0)
-            if seq.stage is not Stage.GONE:
-                finished.append(seq)
-        return finished
+        for seq in leaving:
+            if seq.last_row > row:
+                break
+            finished.append(seq)
+        if finished:
+            del leaving[: len(finished)]
+        return [seq for seq in finished if seq.stage is not Stage.GONE]
 
     # -- rows foreseen
 
@@ -205,23 +224,29 @@ class FastScheduler:
         """`count` foreseen rows have been planned as foreseen, with all of the cohort, but the
         last without those whose last token was in the row before if `after_last_tokens`.
         The first were planned when `seen` was committed, the others `depth` rows behind."""
-        if count > after_last_tokens:
-            self.cohort.advance(count - after_last_tokens)
-        self.row += count - after_last_tokens
+        whole = count - after_last_tokens
+        if whole:
+            self.cohort.advance(whole)
+            self.row += whole
         if after_last_tokens:
             self.retire()
             self.row += 1
             self._pass_row()
-        self._seen_before = self._seen if count == 1 else max(seen, self.row - 1 - depth)
-        self._seen = max(seen, self.row - depth)
+        behind = self.row - depth
+        if count == 1:
+            self._seen_before = self._seen
+        else:
+            self._seen_before = behind - 1 if behind > seen else seen
+        self._seen = behind if behind > seen else seen
 
     def _pass_row(self) -> None:
         """`row` is settled: the cohort moves on to the next, those who overran leave it."""
         self.cohort.advance(1)
-        for seq in self.overrunning:
-            self.cohort.remove(seq)
-            seq.stage = Stage.DRAINING
-        self.overrunning.clear()
+        if self.overrunning:
+            for seq in self.overrunning:
+                self.cohort.remove(seq)
+                seq.stage = Stage.DRAINING
+            self.overrunning.clear()
 
     # -- planning
 
@@ -332,8 +357,9 @@ class FastScheduler:
         """Schedule a prefill chunk, for which there are tokens and blocks."""
         seq.computed += count
         held = -(-seq.computed // self.block_size)
-        self.blocks.take(held - seq.held)
-        seq.held = held
+        if held > seq.held:
+            self.blocks.take(held - seq.held)
+            seq.held = held
         if self.cache is not None:
             self.at_admission = seq.admission
             self.cache.register(seq, seq.computed)
@@ -368,11 +394,11 @@ class FastScheduler:
             seq = self.waiting.peek()
             hit: Hit = []
             num_hit = 0
-            available = blocks.free
+            available = blocks.free - self._spare_blocks
             if self.running:
                 available -= self._watermark_blocks
             if cache is not None:
-                hit = cache.find_hit(seq)
+                hit = cache.find_hit(seq, seq.known)
                 for extent, length in hit:
                     num_hit += length
                     if not extent.refs:
@@ -384,10 +410,7 @@ class FastScheduler:
                 if not self._chunked:
                     return
                 count = budget
-            if (
-                self._reserve_full
-                and -(-min(seq.known, self._max_model_len) // size) - num_hit > available
-            ):
+            if self._reserve_full and -(-seq.known // size) - num_hit > available:
                 self._note_stuck(seq)
                 return
             held = -(-(cached + count) // size)

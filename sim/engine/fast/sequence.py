@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.engine.interface import RequestRecord
 from sim.request import Request
@@ -43,6 +43,7 @@ class FastSequence:
         "last_row",
         "lengths",
         "offset",
+        "order_key",
         "overruns",
         "path",
         "prompt_tokens",
@@ -56,6 +57,9 @@ class FastSequence:
         "tail",
         "was_computed",
     )
+
+    order_key: Any
+    """Its place in a keyed queue; set when it is queued."""
 
     # Set on admission.
     admission: int

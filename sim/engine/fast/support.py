@@ -5,8 +5,8 @@ from __future__ import annotations
 from sim.engine.config import EngineConfig
 from sim.protocols import EvictionPolicy, SchedulingPolicy, overrides
 
-_DECLARED = ("compose", "reserve", "layout", "preempt", "watermark")
-_HOOKS = ("victim", "displace", "limits", "on_admit", "on_tokens", "plan", "steady")
+_DECLARED = ("compose", "reserve", "layout", "preempt")
+_HOOKS = ("victim", "displace", "limits", "on_admit", "on_tokens", "plan")
 
 
 def supports(
@@ -35,7 +35,7 @@ def why_plain(
         return "sliding window"
     if config.prefill_schedule_interval > 1:
         return "prefill_schedule_interval"
-    if eviction is not None and not eviction.free_queue and config.enable_prefix_caching:
+    if config.enable_prefix_caching and eviction is not None and not eviction.free_queue:
         return f"eviction policy {type(eviction).__name__}"
     if policy is None:
         return None
@@ -45,6 +45,6 @@ def why_plain(
     for hook in _HOOKS:
         if overrides(policy, hook):
             return f"scheduling policy with its own {hook}()"
-    if policy.order != "fcfs":
-        return f"scheduling policy with order={policy.order}"
+    if policy.order == "key-each-step":
+        return "scheduling policy with keys that move (order=key-each-step)"
     return None

@@ -86,7 +86,8 @@ class Row(Stretch):
 
     def __init__(self) -> None:
         """An empty row, to be filled in by the scheduler."""
-        super().__init__(1, -1, 0, 0, 0, 0, 0, 0)
+        self.count = 1
+        self.num_decodes = self.context = self.context_sq = self.num_gaps = 0
         self.prefills: list[tuple[int, int]] = []
         self.admitted: list[FastSequence] = []
         """Sequences scheduled for the first time."""
@@ -131,12 +132,6 @@ class Timeline:
     def end_ns(self) -> int:
         """End of the last row there is: the device is busy until then."""
         return self.ends[-1] if self.ends else self.last_end_ns
-
-    def next_event_ns(self) -> int:
-        """When the next row must be planned that is not foreseen, or (as long as nothing more is
-        planned) the first row ends. There is at least one row."""
-        spare = len(self.ends) - self.depth
-        return self.ends[spare] if spare > 0 else self.ends[0]
 
     def add(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:
         """A row has been planned."""

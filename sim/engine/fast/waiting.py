@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol
 
 from sim.engine.fast.sequence import FastSequence, Stage
 
@@ -23,6 +24,8 @@ class Waiting(Protocol):
     def peek(self) -> FastSequence: ...
 
     def pop(self) -> FastSequence: ...
+
+    def __iter__(self) -> Iterator[FastSequence]: ...
 
 
 class ArrivalQueue:
@@ -48,16 +51,21 @@ class ArrivalQueue:
         self.peek()
         return self._queue.popleft()
 
+    def __iter__(self) -> Iterator[FastSequence]:
+        return (seq for seq in self._queue if seq.stage is not Stage.GONE)
 
-class PriorityQueue:
-    """Smallest priority number first, then the earliest arrival, then the id."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, str, FastSequence]] = []
+class KeyedQueue:
+    """Smallest key first, ties by arrival. Keys are taken when a sequence is queued."""
+
+    def __init__(self, key: Callable[[FastSequence], Any]) -> None:
+        self._key = key
+        self._heap: list[tuple[Any, int, int, FastSequence]] = []
 
     def add(self, seq: FastSequence) -> bool:
+        seq.order_key = self._key(seq)
         request = seq.request
-        heappush(self._heap, (request.priority, request.arrival_ns, request.id, seq))
+        heappush(self._heap, (seq.order_key, request.arrival_ns, request.uid, seq))
         return self._heap[0][-1] is not seq
 
     def put_back(self, seq: FastSequence) -> None:
@@ -72,3 +80,7 @@ class PriorityQueue:
     def pop(self) -> FastSequence:
         self.peek()
         return heappop(self._heap)[-1]
+
+    def __iter__(self) -> Iterator[FastSequence]:
+        entries = sorted(self._heap, key=lambda entry: entry[:-1])
+        return (entry[-1] for entry in entries if entry[-1].stage is not Stage.GONE)

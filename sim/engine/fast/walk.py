@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from sim.engine.fast.scheduler import FastScheduler
 
 
-def _importance(seq: FastSequence) -> tuple[int, int]:
-    return seq.request.priority, seq.request.arrival_ns
-
-
 class Walk:
     """One visit of the running list, for `row`."""
 
@@ -59,9 +55,7 @@ class Walk:
                 if victim is seq:
                     break
             if seq.stage is Stage.WAITING:
-                if scheduler.by_priority:
-                    continue
-                return
+                continue  # it preempted itself; the next has moved to its place
             self._given[seq] = count
             self.budget -= count
             blocks.take(need)
@@ -73,8 +67,8 @@ class Walk:
             place += 1
 
     def _pick_victim(self, order: list[FastSequence]) -> FastSequence:
-        if self._scheduler.by_priority:
-            return max(order, key=_importance)
+        if self._scheduler.keyed:
+            return max(order, key=lambda s: (s.order_key, s.request.arrival_ns, s.request.uid))
         return order[-1]
 
     def _preempt(self, victim: FastSequence) -> None:

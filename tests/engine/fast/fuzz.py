@@ -15,12 +15,14 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sim.engine.config import EngineConfig
 from sim.engine.fast import FastEngine
 from sim.engine.plain import PlainEngine
+from sim.protocols import RequestView, SchedulerView, SchedulingPolicy
 from sim.request import Request, Segment, output_key, prompt_key
 from tests.engine.fast.double import LinearCost
 from tests.engine.fast.drive import Script, run
@@ -29,11 +31,52 @@ MAX_STEPS = 20_000
 
 
 @dataclass
+class Shortest(SchedulingPolicy):
+    """Shortest known text first."""
+
+    order = "key"
+    watermark: float | None = None
+
+    def key(self, request: RequestView, view: SchedulerView) -> Any:
+        return request.num_tokens + 100 * request.num_preemptions
+
+
+@dataclass
+class Onlooker(SchedulingPolicy):
+    """Its keys depend on all that can be seen."""
+
+    order = "key"
+
+    def key(self, request: RequestView, view: SchedulerView) -> Any:
+        seen = [
+            view.now_ns,
+            view.num_free_blocks,
+            view.cached_tokens(request),
+            view.blocks_needed(request, 7),
+            request.num_computed_tokens,
+            request.num_output_tokens,
+        ]
+        for other in (*view.waiting, *view.running):
+            seen += (other.request.uid, other.num_tokens, other.num_output_tokens)
+        return hash(tuple(seen)) % 5
+
+
+POLICIES: dict[str, Callable[[], SchedulingPolicy | None]] = {
+    "": lambda: None,
+    "shortest": Shortest,
+    "shortest, watermark": lambda: Shortest(watermark=0.2),
+    "onlooker": Onlooker,
+}
+
+
+@dataclass
 class Case:
     """One configuration, one cost model, one script."""
 
     config: dict[str, Any]
     cost: dict[str, int]
+    policy: str = ""
+    """Key of `POLICIES`."""
     script: Script = field(default_factory=lambda: Script([]))
 
 
@@ -72,7 +115,8 @@ def random_case(seed: int) -> Case:
             aborts.append((when - when % step if aligned else when, rng.choice(uids)))
     questions = [rng.randint(0, horizon) for _ in range(rng.choice([0, 0, 5, 40]))]
     until = rng.randint(0, horizon) if rng.random() < 0.2 else None
-    return Case(config, cost, Script(requests, aborts, questions, follow_ups, until))
+    policy = rng.choice(["", "", "", "", *POLICIES])
+    return Case(config, cost, policy, Script(requests, aborts, questions, follow_ups, until))
 
 
 def _random_config(rng: random.Random) -> dict[str, Any]:
@@ -243,8 +287,9 @@ def outcomes(case: Case, check: bool = False) -> tuple[dict[str, Any], dict[str,
     """What the plain and the fast engine make of a case."""
     config = EngineConfig(**case.config)
     cost = LinearCost(**case.cost)
-    plain = run(Stepped(config, cost), copy.deepcopy(case.script))
-    fast = run(FastEngine(config, cost), copy.deepcopy(case.script), check)
+    make = POLICIES[case.policy]
+    plain = run(Stepped(config, cost, make()), copy.deepcopy(case.script))
+    fast = run(FastEngine(config, cost, make()), copy.deepcopy(case.script), check)
     return plain, fast
 
 
@@ -303,6 +348,8 @@ def _smaller(case: Case) -> list[Case]:
             scripts(**{name: events[half:]})
         for i in range(len(events)):
             scripts(**{name: events[:i] + events[i + 1 :]})
+    if case.policy:
+        smaller.append(dataclasses.replace(case, policy=""))
     for uid in script.follow_ups:
         scripts(follow_ups={k: v for k, v in script.follow_ups.items() if k != uid})
     if script.until is not None:
