@@ -87,7 +87,7 @@ class System:
         if self.why_plain is None:
             from sim.engine.fast import FastEngine
 
-            return FastEngine(self.config, cost)
+            return FastEngine(self.config, cost, self.policy(replica), self.eviction(replica))
         from sim.engine.plain import PlainEngine
 
         policy = self.policy(replica)
