@@ -171,14 +171,17 @@ class Scheduler:
         cache, running = self.cache, self.running
         size, windowed, lookahead = cache.block_size, cache.window is not None, cache.lookahead
         longest = self.config.max_model_len - 1  # leaves a place for the token to be sampled
-        per_sequence, staggered, has_chunk = budget.per_sequence, self._stagger > 1, False
+        per_sequence, staggered = budget.per_sequence, self._stagger > 1
+        hold_prefills, has_chunk = budget.hold_prefills, False
+        add_seq, add_tokens = plan.seqs.append, plan.num_tokens.append
+        add_computed, take = plan.num_computed.append, budget.take
         left, place = budget.left, 0
         while place < len(running) and left > 0:
             seq = running[place]
             computed = seq.num_computed_tokens
-            in_advance = seq.num_placeholders
-            wanted = seq.num_tokens + seq.num_drafts + in_advance - computed
-            held_back = budget.hold_prefills if seq.is_prefill_chunk else chunks_only
+            in_advance, drafts = seq.num_placeholders, seq.num_drafts
+            is_chunk = seq.is_prefill_chunk
+            held_back = hold_prefills if is_chunk else chunks_only
             if in_advance and computed + 2 - in_advance >= seq.max_length:
                 # Steps in flight surely bring it to its last token, even if every draft in them
                 # is rejected; so another step would be for nothing.
@@ -186,6 +189,7 @@ class Scheduler:
             if held_back or (staggered and self._num_schedules < seq.next_decode):
                 place += 1
                 continue
+            wanted = seq.num_tokens + drafts + in_advance - computed
             if wanted > 1:
                 if 0 < per_sequence < wanted:
                     wanted = per_sequence
@@ -205,16 +209,16 @@ class Scheduler:
                         continue  # it preempted itself; the next has moved to its place
             elif end // size > seq.num_registered:
                 cache.register(seq, end)
-            plan.seqs.append(seq)
-            plan.num_tokens.append(wanted)
-            plan.num_computed.append(computed)
-            left = budget.take(wanted)
-            if seq.is_prefill_chunk:
+            add_seq(seq)
+            add_tokens(wanted)
+            add_computed(computed)
+            left = take(wanted)
+            if is_chunk:
                 has_chunk = True
-            if seq.num_drafts:
-                drafts = end - seq.num_tokens - in_advance
-                if drafts > 0:
-                    plan.drafts[seq] = min(drafts, seq.num_drafts)
+            if drafts:
+                in_step = end - seq.num_tokens - in_advance
+                if in_step > 0:
+                    plan.drafts[seq] = min(drafts, in_step)
                 seq.num_drafts = 0
             place += 1
         plan.num_running = len(plan.seqs)

@@ -33,7 +33,8 @@ Record = dict[str, Any]
 
 
 def engine_config(case: Record) -> EngineConfig:
-    return EngineConfig(**{**DEFAULTS, **case["config"]})
+    settings = {**DEFAULTS, **case["config"]}
+    return EngineConfig(**{**settings, "sliding_window": settings.get("sliding_window") or None})
 
 
 def content_key(kind: str, ident: int) -> int:

@@ -1,11 +1,19 @@
 """Names of block contents: equal exactly when all tokens up to the block's end are equal."""
 
+import json
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine.block_names import BlockNames
+from sim.engine.scheduler import Scheduler
 from sim.engine.sequence import Sequence
 from sim.request import Request, Segment
+from tests.conformance.harness import Run, engine_config
+
+CASES = Path(__file__).parents[1] / "conformance" / "cases"
 
 segments = st.lists(
     st.builds(
@@ -65,3 +73,16 @@ def test_a_sweep_keeps_what_is_held_and_its_prefixes():
     names.extend(again)
     assert again.block_names[:3] == old.block_names[:3]
     assert again.block_names[3] != old.block_names[3]  # forgotten, so it is new
+
+
+@pytest.mark.parametrize("name", ["18_multi_turn", "19_lru_eviction", "67_fuzz_async_a"])
+def test_sweeping_all_the_time_changes_no_schedule(name):
+    case = json.loads((CASES / f"{name}.case.json").read_text())
+    config = engine_config(case)
+    scheduler = Scheduler(config)
+    names = BlockNames(config.block_size, config.hash_lookahead, sweep_at=0)
+    scheduler.cache.names = names
+    run = Run(case, check=True, scheduler=scheduler).run()
+    assert run.document() == (CASES / f"{name}.expected.json").read_text()
+    limit = 2 * (config.num_blocks + sum(len(r["prompt"]) for r in case["requests"])) + 200
+    assert len(names) < limit
