@@ -89,8 +89,8 @@ class Cluster:
 
     def inside(self) -> list[tuple[RequestRecord, int]]:
         """(record so far, replica) of every request that entered and has not left."""
-        found = [(record, r.index) for r in self.replicas for record in r.engine.drain()]
         now = self.now_ns
+        found = [(record, r.index) for r in self.replicas for record in r.engine.drain(now)]
         for uid, request in self._travelling.items():
             found.append((unserved(request, Status.UNFINISHED, "", now), self._where[uid]))
         for request in self._held.values():

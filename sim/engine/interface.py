@@ -85,6 +85,8 @@ class Engine(Protocol):
         """Usable KV blocks (vLLM's null block not counted)."""
         ...
 
-    def drain(self) -> list[RequestRecord]:
-        """Records of all requests still inside, as UNFINISHED, without changing anything."""
+    def drain(self, now: int | None = None) -> list[RequestRecord]:
+        """Records of all requests still inside, as UNFINISHED, without changing anything. `now`
+        (default: the time of the last call) may be later than that call, but all that was due
+        before must have been done; steps that ended by then are in the log afterwards."""
         ...

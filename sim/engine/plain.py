@@ -149,7 +149,7 @@ class PlainEngine:
     def num_blocks(self) -> int:
         return self.config.num_usable_blocks
 
-    def drain(self) -> list[RequestRecord]:
+    def drain(self, now: int | None = None) -> list[RequestRecord]:
         return self._journal.unfinished()
 
     # -- steps

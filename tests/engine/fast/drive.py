@@ -78,7 +78,7 @@ def run(engine: Engine, script: Script, check: bool = False) -> dict[str, Any]:
             engine.advance(now)
         if check:
             engine.check_integrity()  # type: ignore[attr-defined]
-    inside = engine.drain(*(() if script.until is None else (script.until,)))
+    inside = engine.drain(script.until)
     table = engine.log.table()
     chunks = engine.log.chunks()
     long_gaps = engine.log.long_gaps()

@@ -275,9 +275,6 @@ class Stepped(PlainEngine):
         if len(self.log) > MAX_STEPS:
             raise Livelock
 
-    def drain(self, now: int | None = None) -> list[Any]:
-        return super().drain()
-
 
 class Livelock(Exception):
     """vLLM would preempt the same requests for ever."""
