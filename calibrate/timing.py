@@ -2,7 +2,8 @@
 
 On an NVIDIA GPU a call is timed with CUDA events: by default inside a replayed CUDA graph of
 several calls with different inputs (no launch time, no reuse of the L2 cache), else eagerly with
-the L2 cache flushed before every call. On the CPU it is `time.perf_counter_ns` around calls.
+the L2 cache flushed before every call. On the CPU it is a clock around calls: the thread's own CPU
+time with one thread (see `calibrate.engine.clock`), else `time.perf_counter_ns`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+
+from calibrate.engine.clock import work_clock
 
 Call = Callable[[], Any]
 Method = Literal["graph", "events", "clock"]
@@ -124,20 +127,21 @@ def _warm_up(calls: Sequence[Call], seconds: float) -> float:
 
 
 def _clock_samples(
-    calls: Sequence[Call], _: torch.device, budget_s: float, warm_up_s: float
+    calls: Sequence[Call], device: torch.device, budget_s: float, warm_up_s: float
 ) -> list[float]:
     """Short calls are timed several at a time: the clock itself costs about 0.1 us."""
     each_s = _warm_up(calls, warm_up_s)
     inner = max(1, math.ceil(20e-6 / each_s))
+    clock = work_clock(device)
     turn = itertools.cycle(calls)
     samples: list[float] = []
     end = time.perf_counter() + budget_s
     while len(samples) < MIN_SAMPLES or time.perf_counter() < end:
         batch = [next(turn) for _ in range(inner)]
-        start = time.perf_counter_ns()
+        start = clock()
         for call in batch:
             call()
-        samples.append((time.perf_counter_ns() - start) / inner / 1e3)
+        samples.append((clock() - start) / inner / 1e3)
     return samples
 
 

@@ -92,3 +92,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Routed experts (without shared ones) of [T, hidden]."""
         ...
+
+    def grouped(
+        self, x: torch.Tensor, experts: Experts, weights: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        """The same once the router has spoken: `weights` fp32 and `chosen` experts, [T, topk]."""
+        ...

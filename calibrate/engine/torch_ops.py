@@ -118,7 +118,12 @@ class TorchOps:
     def experts(
         self, x: torch.Tensor, experts: Experts, topk: int, renormalise: bool
     ) -> torch.Tensor:
-        weights, chosen = route(x, experts, topk, renormalise)
+        return self.grouped(x, experts, *route(x, experts, topk, renormalise))
+
+    def grouped(
+        self, x: torch.Tensor, experts: Experts, weights: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        topk = chosen.shape[1]
         flat = chosen.flatten()
         by_expert = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=experts.router.shape[0]).tolist()

@@ -15,7 +15,7 @@ from calibrate.engine.weights import Experts
 from kernels.activation import silu_and_mul
 from kernels.flash_prefill import flash_prefill
 from kernels.fused_moe import fused_moe
-from kernels.moe_router import route
+from kernels.moe_router import Routing, route
 from kernels.norm import rms_norm
 from kernels.paged_attention import paged_decode
 from kernels.rope import rope_and_cache
@@ -74,6 +74,7 @@ class TritonOps:
         norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     ) -> torch.Tensor:
         split = qkv.view(qkv.shape[0], heads.heads + 2 * heads.kv_heads, heads.dim)
+        query: torch.Tensor
         query, key, value = split.split((heads.heads, heads.kv_heads, heads.kv_heads), dim=1)
         if norms is not None:
             q_weight, k_weight, eps = norms
@@ -129,6 +130,13 @@ class TritonOps:
     ) -> torch.Tensor:
         logits = F.linear(x, experts.router, experts.bias)
         routing = route(logits, topk, renormalize=renormalise)
+        result: torch.Tensor = fused_moe(x, experts.gate_up, experts.down, routing)
+        return result
+
+    def grouped(
+        self, x: torch.Tensor, experts: Experts, weights: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        routing = Routing(weights, chosen.to(torch.int32), None, None)
         result: torch.Tensor = fused_moe(x, experts.gate_up, experts.down, routing)
         return result
 

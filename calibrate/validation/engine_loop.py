@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 
 import traces
@@ -16,6 +15,7 @@ from calibrate.engine.closed_loop import VirtualTime
 from calibrate.engine.device import pick_device
 from calibrate.engine.executor import WallClock
 from calibrate.engine.llm import load_weights_of, make_runner
+from calibrate.engine.memory import fill_blocks
 from calibrate.engine.runner import ModelRunner
 from calibrate.engine.small import any_architecture, engine_config
 from calibrate.engine.threads import one_thread
@@ -189,17 +189,3 @@ def engine_settings(assignments: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError as error:
             raise UserError(f"--set {text}: the value is not valid YAML") from error
     return found
-
-
-def fill_blocks(config: EngineConfig, bytes_per_token: int, device: torch.device) -> EngineConfig:
-    """On a GPU, KV blocks for what is free now, less a tenth; UserError when that is nothing."""
-    if config.num_gpu_blocks is not None:
-        return config
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2 << 30
-    blocks = int(0.8 * free / (bytes_per_token * config.block_size))
-    if blocks < 2 + config.max_model_len // config.block_size:
-        raise UserError(
-            f"{free / 1e9:.1f} GB are free on {device} beside the weights, too few for one "
-            f"request of max_model_len {config.max_model_len}; set a smaller one"
-        )
-    return config.with_blocks(min(blocks, config.max_num_seqs * 1024))
