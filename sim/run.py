@@ -192,4 +192,9 @@ class Simulation:
             return None
         prefill = (rows["prompt_tokens"] - rows["cached_tokens"])[served]
         output = rows["output_tokens"][served]
-        return found.for_load(float(prefill.mean()), float(output.mean()), copy.copy(system.cost))
+        return found.for_load(
+            float(prefill.mean()),
+            float(output.mean()),
+            copy.copy(system.cost),
+            system.config.max_num_batched_tokens,
+        )

@@ -32,18 +32,22 @@ class Capacity:
     """Prompt tokens computed (cached ones do not count) per request, on average."""
     output_tokens: float
 
-    def for_load(self, prefill_tokens: float, output_tokens: float, cost: CostModel) -> Capacity:
+    def for_load(
+        self, prefill_tokens: float, output_tokens: float, cost: CostModel, budget: int
+    ) -> Capacity:
         """The rate for requests that need so many tokens on average, instead of those measured.
 
         The work of a request is taken as linear in both, with the costs of one more token at this
-        batch; so only the small difference between sample and load rests on that.
+        batch; so only the small difference between sample and load rests on that. `budget`: most
+        tokens of a step.
         """
-        running = max(1, round(self.mean_running))
+        running = max(1, min(round(self.mean_running), budget // 2))
+        chunk = min(CHUNK, budget - running)
         context = round(self.prefill_tokens + self.output_tokens / 2) + 1
         decodes = StepShape(running, running * context, running * context**2, (), running)
         step_ns = cost.step_ns(decodes)
-        mixed = replace(decodes, prefills=((CHUNK, 0),))
-        per_prefill = max(0, cost.step_ns(mixed) - step_ns) / CHUNK
+        mixed = replace(decodes, prefills=((chunk, 0),))
+        per_prefill = max(0, cost.step_ns(mixed) - step_ns) / chunk
         per_output = step_ns / running
         ours = per_prefill * self.prefill_tokens + per_output * self.output_tokens
         theirs = per_prefill * prefill_tokens + per_output * output_tokens
