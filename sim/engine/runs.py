@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from sim.engine.intake import power_of_two
@@ -63,20 +63,23 @@ class FreeRuns:
         raise ValueError(f"block {block}: contiguous layouts have no prefix cache")
 
     def put(self, unnamed: list[int], named: list[int]) -> None:
-        for block in unnamed + named:
-            self._put(block)
-        self._count += len(unnamed) + len(named)
+        blocks = sorted(unnamed + named)
+        self._count += len(blocks)
+        first = 0
+        for i, block in enumerate(blocks):
+            if i + 1 == len(blocks) or blocks[i + 1] != block + 1:
+                self._put_run(blocks[first], block + 1)
+                first = i + 1
 
-    def _put(self, block: int) -> None:
+    def _put_run(self, start: int, end: int) -> None:
+        """Add a run, joined to its neighbours."""
         runs = self._runs
-        place = bisect_left(runs, (block, block))
-        joins_next = place < len(runs) and runs[place][0] == block + 1
-        joins_last = place > 0 and runs[place - 1][1] == block
-        if joins_last and joins_next:
-            runs[place - 1 : place + 1] = [(runs[place - 1][0], runs[place][1])]
-        elif joins_last:
-            runs[place - 1] = (runs[place - 1][0], block + 1)
-        elif joins_next:
-            runs[place] = (block, runs[place][1])
-        else:
-            insort(runs, (block, block + 1))
+        place = bisect_left(runs, (start, end))
+        after = place
+        if place < len(runs) and runs[place][0] == end:
+            end = runs[place][1]
+            after += 1
+        if place > 0 and runs[place - 1][1] == start:
+            place -= 1
+            start = runs[place][0]
+        runs[place:after] = [(start, end)]
