@@ -57,7 +57,9 @@ class FastEngine:
         self._foresight = Foresight(self._scheduler, self._timeline, cost)
         self._inside: dict[int, FastSequence] = {}
         self._wake_ns: int | None = None
-        self._now = self._planned_ns = 0
+        self._now = 0
+        self._planned_ns = 0  # when the scheduler was asked for a row last
+        self._has_news = False  # somebody left since: it is asked although nobody is there
         self._surely_fits = 0  # tokens that cannot be too many, whatever the policy
         if policy is None or policy.watermark is None:
             capacity = config.num_usable_blocks * config.block_size
@@ -101,14 +103,13 @@ class FastEngine:
             return
         timeline, scheduler = self._timeline, self._scheduler
         self._cut(now)
-        self._foresight.take_up(len(timeline.ends))
-        timeline.commit(bisect_left(timeline.ends, now))
-        scheduler.committed = timeline.first - 1
+        self._settle(bisect_left(timeline.ends, now))
         timeline.lose_token(seq)
         self._note_progress(seq.record, seq)
         seq.record.status = Status.ABORTED
         seq.record.finish_ns = now
         scheduler.drop(seq)
+        self._has_news = True
         if not timeline.ends:
             self._wake_ns = now if scheduler.num_waiting else None
         self.on_finish(seq.record)
@@ -130,6 +131,7 @@ class FastEngine:
             row = timeline.first - 1
             for seq in scheduler.commit(row):
                 self._finish(seq, row, now)
+                self._has_news = True
         self._plan_on(now)
 
     @property
@@ -156,10 +158,7 @@ class FastEngine:
         in the log then; `now` is not after `wake_ns()`."""
         if now is None:
             now = self._now
-        timeline = self._timeline
-        self._foresight.take_up(bisect_left(timeline.ends, now) + timeline.depth)
-        timeline.commit(bisect_right(timeline.ends, now))
-        self._scheduler.committed = timeline.first - 1
+        self._settle(bisect_right(self._timeline.ends, now))
         records = []
         for seq in self._inside.values():
             record = dataclasses.replace(seq.record)
@@ -210,16 +209,23 @@ class FastEngine:
     def _catch_up(self) -> int:
         """Take up what has happened by now, for somebody who looks in between; when a row was
         planned last."""
+        self._settle(bisect_left(self._timeline.ends, self._now))
+        return self._planned_ns
+
+    def _settle(self, ended: int) -> None:
+        """The first `ended` rows are over, without a last token of anybody."""
         timeline = self._timeline
-        ended = bisect_left(timeline.ends, self._now)
         self._foresight.take_up(ended + timeline.depth)
-        timeline.commit(ended)
-        self._scheduler.committed = timeline.first - 1
-        return max(timeline.last_end_ns, self._planned_ns)
+        if ended:
+            timeline.commit(ended)
+            self._scheduler.committed = timeline.first - 1
+            self._planned_ns = timeline.last_end_ns
 
     def _plan_on(self, now: int) -> None:
         """Plan what is due now, and look ahead."""
-        self._planned_ns = now
+        if self._has_news or self._inside:
+            self._planned_ns = now
+            self._has_news = False
         scheduler, timeline = self._scheduler, self._timeline
         ends, depth = timeline.ends, timeline.depth
         while True:

@@ -69,11 +69,12 @@ class FastView:
         scheduler, seq = self._scheduler, self._sequence(request)
         size = scheduler.block_size
         if seq.stage is not Stage.WAITING:
-            computed = self.snapshot(seq).num_computed_tokens
-            held = scheduler.blocks_held(seq, scheduler.row + 1)
-            return max(-(-(computed + num_new_tokens) // size) - held, 0)
+            tokens = self.snapshot(seq).num_computed_tokens + num_new_tokens
+            held = scheduler.blocks_held(seq, scheduler.cohort.row)
+            return max(-(-min(tokens, self.config.max_model_len) // size) - held, 0)
         num_hit, num_free = self._hit(seq)
-        return num_free + max(-(-(num_hit * size + num_new_tokens) // size) - num_hit, 0)
+        tokens = min(num_hit * size + num_new_tokens, self.config.max_model_len)
+        return num_free + max(-(-tokens // size) - num_hit, 0)
 
     def _hit(self, seq: FastSequence) -> tuple[int, int]:
         """Blocks of its cached prefix, and how many of them nobody holds."""

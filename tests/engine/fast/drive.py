@@ -43,7 +43,7 @@ def run(engine: Engine, script: Script, check: bool = False) -> dict[str, Any]:
         number += 1
     heapify(events)
     left: list[tuple[Any, ...]] = []
-    answers: list[tuple[int, ...]] = []
+    answers: list[tuple[Any, ...]] = []
     now = 0
 
     def on_finish(record: RequestRecord) -> None:
@@ -70,7 +70,9 @@ def run(engine: Engine, script: Script, check: bool = False) -> dict[str, Any]:
                 engine.abort(subject, now)
             else:
                 used = engine.kv_used_blocks(now)
-                answers.append((now, engine.num_running, engine.num_waiting, used))
+                inside = engine.drain(now - 1)  # what ends at this instant has not yet
+                progress = sorted(as_tuple(record) for record in inside)
+                answers.append((now, engine.num_running, engine.num_waiting, used, progress))
         elif wake is None or (script.until is not None and wake > script.until):
             break
         else:
