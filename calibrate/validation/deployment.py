@@ -13,9 +13,10 @@ from calibrate.validation.experiments import Experiment, Json, stated_bool, stat
 from sim.cost.build import build_cost_model
 from sim.cost.hardware import Gpu, gpu
 from sim.cost.host import parse_version
-from sim.cost.memory import plan_memory
+from sim.cost.interface import CostModel
+from sim.cost.memory import kv_dtype_of, plan_memory
 from sim.cost.models import ModelShape, MoeShape, model
-from sim.cost.step import StepCost
+from sim.cost.offload import OffloadingCost, cpu_blocks
 from sim.engine.config import EngineConfig
 from sim.errors import UserError
 
@@ -38,14 +39,18 @@ class Deployment:
     """`stated`, `sibling` (another run of the same card and model) or `computed`."""
     replicas: int
 
-    def cost_model(self) -> StepCost:
-        return build_cost_model(
+    cpu_blocks: int | None
+    """KV blocks in CPU memory, where the engine offloads to it."""
+
+    def cost_model(self) -> CostModel:
+        cost = build_cost_model(
             self.model,
             self.gpu,
             self.engine,
             engine_version=self.version,
             frontend=self.frontend,
         )
+        return cost if self.cpu_blocks is None else OffloadingCost(cost, self.cpu_blocks)
 
 
 def deployment(experiment: Experiment, others: Sequence[Experiment] = ()) -> Deployment:
@@ -73,7 +78,16 @@ def deployment(experiment: Experiment, others: Sequence[Experiment] = ()) -> Dep
         frontend=frontend,
         kv_blocks_from=source,
         replicas=experiment.dp,
+        cpu_blocks=_cpu_blocks(experiment, shape, engine),
     )
+
+
+def _cpu_blocks(experiment: Experiment, shape: ModelShape, engine: EngineConfig) -> int | None:
+    if not stated_bool(experiment.engine.get("cpu_kv_offload"), False):
+        return None
+    stated = stated_int(experiment.engine.get("cpu_kv_blocks"))
+    per_token = shape.kv_bytes_per_token(kv_dtype_of(shape, engine))
+    return stated or cpu_blocks(per_token, engine.block_size)
 
 
 def frontend_of(experiment: Experiment) -> str:

@@ -28,7 +28,6 @@ from sim.cost.memory import kv_dtype_of
 from sim.cost.parallel import RankPlan
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Engine, RequestRecord
-from sim.metrics.steps import digest
 from sim.request import Request
 
 MakeEngine = Callable[[EngineConfig, CostModel], Engine]
@@ -43,9 +42,7 @@ def run_disaggregated(
     client = Client(clock, pair, load)
     client.start()
     clock.run()
-    config = server.engine
-    steps = digest(pair.decode_log, pair.decode_cost, config.num_usable_blocks, config.max_num_seqs)
-    return measure(pair.decode.records.columns(), [steps], cost, client.stage_of)
+    return measure(pair.decode.records.columns(), [pair.decode_log], cost, client.stage_of)
 
 
 class Pair:

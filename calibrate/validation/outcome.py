@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sim.cluster.records import STATUSES
 from sim.cost.interface import CostModel
-from sim.metrics.requests import client_times
-from sim.metrics.steps import StepDigest
+from sim.engine.interface import Status
+from sim.engine.log import StepLog
 
 Array = npt.NDArray[Any]
 Values = dict[tuple[int, str], float]
@@ -34,26 +35,40 @@ METRICS = (
 
 def measure(
     rows: Mapping[str, Array],
-    digests: Sequence[StepDigest],
+    logs: Sequence[StepLog],
     cost: CostModel,
     stage_of: Sequence[int],
     from_queue: bool = False,
 ) -> Values:
     """All metrics of every stage and of the whole run; NaN for what no request completed. `rows` as
-    `Records.columns()` gives them, `digests` of all replicas."""
-    times = client_times(dict(rows), digests, cost)
-    offset: Array = np.zeros(len(rows["uid"]))
-    if from_queue:
-        offset = (rows["queued_ns"] - rows["arrival_ns"]) * 1e-9
+    `Records.columns()` gives them, `logs` of all replicas."""
+    completed = rows["status"] == STATUSES.index(Status.COMPLETED)
+    first = rows["first_token_ns"].astype(np.float64)
+    last = rows["finish_ns"].astype(np.float64)
+    for replica, log in enumerate(logs):
+        here = completed & (rows["replica"] == replica)
+        table = log.table()
+        for times in (first, last):
+            times[here] += _delivery_ns(table, cost, times[here])
+    begin = rows["queued_ns"] if from_queue else rows["arrival_ns"]
+    more = np.maximum(rows["output_tokens"] - 1, 1)
     columns: dict[str, Array] = {
-        "ttft": (times.ttft_s - offset) * 1e3,
-        "tpot": times.tpot_s * 1e3,
-        "e2e": (times.e2e_s - offset) * 1e3,
+        "ttft": (first - begin) * 1e-6,
+        "tpot": np.where(rows["output_tokens"] > 1, (last - first) / more * 1e-6, np.nan),
+        "e2e": (last - begin) * 1e-6,
         "sent_s": rows["arrival_ns"] * 1e-9,
-        "done_s": times.done_ns * 1e-9,
+        "done_s": last * 1e-9,
         "tokens": rows["output_tokens"].astype(np.float64),
     }
-    return summarise(columns, times.completed, np.asarray(stage_of)[rows["uid"]])
+    return summarise(columns, completed, np.asarray(stage_of)[rows["uid"]])
+
+
+def _delivery_ns(table: Mapping[str, Array], cost: CostModel, ends_ns: Array) -> Array:
+    """How long the tokens of the steps that ended at `ends_ns` travel to their clients."""
+    at = np.searchsorted(table["end_ns"], ends_ns)
+    counts, where = np.unique(table["num_running"][at], return_inverse=True)
+    delays = np.array([cost.delivery_ns(int(n)) for n in counts], dtype=np.float64)
+    return delays[where] if len(delays) else np.zeros_like(ends_ns)
 
 
 def summarise(

@@ -25,7 +25,6 @@ from sim.engine.config import EngineConfig
 from sim.engine.fast import FastEngine, supports
 from sim.engine.interface import Engine
 from sim.engine.plain import PlainEngine
-from sim.metrics.steps import digest
 
 Progress = Callable[[str], None]
 """Called with the id of every experiment that is done."""
@@ -83,10 +82,7 @@ def run_unified(
     logs = [engine.log for engine in engines]
     values = measure(
         cluster.records.columns(),
-        [
-            digest(log, cost, server.engine.num_usable_blocks, server.engine.max_num_seqs)
-            for log in logs
-        ],
+        logs,
         cost,
         client.stage_of,
         from_queue=experiment.measured_from_queue,
