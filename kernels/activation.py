@@ -26,7 +26,7 @@ def _silu_and_mul_kernel(X, Out, dim, s_x, s_o, BLOCK: tl.constexpr):
 
 
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[tokens, 2 * dim] (gates, then ups) -> silu(gate) * up, [tokens, dim] in x's dtype; computed in fp32."""
+    """[tokens, 2 * dim] (gates, then ups) -> silu(gate) * up, [tokens, dim] in x's dtype."""
     if x.dim() != 2 or x.shape[1] % 2:
         raise ValueError(f"x: expected shape (tokens, 2 * dim), got {tuple(x.shape)}")
     runtime.one_of("x dtype", x.dtype, runtime.FLOAT_TYPES)

@@ -10,7 +10,8 @@ def gather_kv(
 ) -> torch.Tensor:
     """The first `seq_len` tokens of one request as [seq_len, kv_heads, dim] float64.
 
-    `cache` is [blocks, block_size, kv_heads, dim], `block_table` one request's row, `scale` [kv_heads] for e4m3.
+    `cache` is [blocks, block_size, kv_heads, dim], `block_table` one request's row, `scale`
+    [kv_heads] for e4m3.
     """
     positions = torch.arange(seq_len, device=cache.device)
     block_size = cache.shape[1]
@@ -24,12 +25,17 @@ def gather_kv(
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None = None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last queries of one sequence, [q, heads, dim] float64.
 
-    `query` [q, heads, dim] are the last q of the k tokens in `key` and `value` [k, kv_heads, dim]; query head h reads KV
-    head h // (heads / kv_heads). With a window, a token sees itself and the window - 1 tokens before it.
+    `query` [q, heads, dim] are the last q of the k tokens in `key` and `value` [k, kv_heads, dim];
+    query head h reads KV head h // (heads / kv_heads). With a window, a token sees itself and the
+    window - 1 tokens before it.
     """
     num_queries, num_heads, _ = query.shape
     num_keys, num_kv_heads, _ = key.shape
@@ -41,7 +47,9 @@ def attend(
     visible = at_key <= at_query
     if window is not None:
         visible &= at_key > at_query - window
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), value)
+    return torch.einsum(
+        "hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), value
+    )
 
 
 def paged_attention_reference(
@@ -57,7 +65,7 @@ def paged_attention_reference(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `paged_decode` and `flash_prefill` compute, in float64; arguments as there. [tokens, heads, dim]."""
+    """What `paged_decode` and `flash_prefill` compute, in float64; arguments as there."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     starts = query_start.tolist()

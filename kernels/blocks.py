@@ -1,4 +1,4 @@
-"""Moving KV blocks: copies within the cache (copy-on-write of parallel samples), and swaps to and from host memory."""
+"""Moving KV blocks: copies within the cache (copy-on-write), swaps to and from host memory."""
 
 from __future__ import annotations
 
@@ -27,33 +27,41 @@ def _copy_kernel(Cache, PairTable, block_numel, s_block, BLOCK: tl.constexpr):
 def copy_blocks(caches: Sequence[torch.Tensor], pairs: Pairs) -> None:
     """Copy block `source` onto block `target` for each pair (source, target), in every cache.
 
-    Each cache is [blocks, ...] with contiguous blocks. The pairs run at once, so a target may appear only once and not
-    as a source; ValueError otherwise.
+    Each cache is [blocks, ...] with contiguous blocks. The pairs run at once, so a target may
+    appear only once and not as a source; ValueError otherwise.
     """
     _check_pairs(pairs)
     sources = {source for source, _ in pairs}
     for _, target in pairs:
         if target in sources:
-            raise ValueError(f"block {target} is both copied from and onto: order the copies in two calls")
+            raise ValueError(
+                f"block {target} is both copied from and onto: order the copies in two calls"
+            )
     for cache in caches:
         _check_cache("cache", cache, max((max(pair) for pair in pairs), default=0))
     if not pairs:
         return
-    tables = {device: torch.tensor(pairs, dtype=torch.int64, device=device) for device in {c.device for c in caches}}
+    tables = {
+        device: torch.tensor(pairs, dtype=torch.int64, device=device)
+        for device in {c.device for c in caches}
+    }
     for cache in caches:
         numel = cache[0].numel()
         block = min(4096, runtime.next_power_of_2(numel))
         runtime.launch(
             _copy_kernel, (len(pairs), runtime.cdiv(numel, block)),
-            fp8.as_bytes(cache), tables[cache.device], numel, cache.stride(0), BLOCK=block, num_warps=4,
+            fp8.as_bytes(cache), tables[cache.device], numel, cache.stride(0), BLOCK=block,
+            num_warps=4,
         )  # fmt: skip
 
 
 def swap_blocks(source: torch.Tensor, target: torch.Tensor, pairs: Pairs) -> None:
-    """Copy block i of `source` onto block j of `target` for each pair (i, j); between devices, or on one.
+    """Copy block i of `source` onto block j of `target` for each pair (i, j); between devices, or
+    on one.
 
-    Both are [blocks, ...] of one dtype and block shape. Neighbouring pairs travel in one copy. The copies are queued on
-    the current stream; they overlap with the host when the host side is pinned.
+    Both are [blocks, ...] of one dtype and block shape. Neighbouring pairs travel in one copy. The
+    copies are queued on the current stream; they overlap with the host when the host side is
+    pinned.
     """
     _check_pairs(pairs)
     if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
@@ -90,7 +98,9 @@ def _check_pairs(pairs: Pairs) -> None:
 
 def _check_cache(name: str, cache: torch.Tensor, largest: int) -> None:
     if not cache[0].is_contiguous():
-        raise ValueError(f"{name}: a block must be contiguous, its strides are {cache.stride()[1:]}")
+        raise ValueError(
+            f"{name}: a block must be contiguous, its strides are {cache.stride()[1:]}"
+        )
     if largest >= cache.shape[0]:
         raise ValueError(f"{name}: block {largest} of {cache.shape[0]}")
 

@@ -1,11 +1,14 @@
-"""Causal attention of prompt chunks of several requests at once, over the paged cache or over contiguous tensors.
+"""Causal attention of prompt chunks of several requests at once, over the paged cache or over
+contiguous tensors.
 
-Method: FlashAttention-2 (Dao 2023): a tile of queries stays, tiles of keys and values stream past, softmax is kept
-running and rescaled, scores never reach memory. Chunked prefill (Sarathi-Serve, Agrawal et al. 2024): the queries of a
-request are its last tokens and see everything cached before them.
+Method: FlashAttention-2 (Dao 2023): a tile of queries stays, tiles of keys and values stream past,
+softmax is kept running and rescaled, scores never reach memory. Chunked prefill (Sarathi-Serve,
+Agrawal et al. 2024): the queries of a request are its last tokens and see everything cached before
+them.
 
-The heads that share a KV head are packed into the rows of a query tile: row = token * group + head. A tile then spans
-fewer tokens, so less of its diagonal is masked away, and a cached byte is read once per group.
+The heads that share a KV head are packed into the rows of a query tile: row = token * group + head.
+A tile then spans fewer tokens, so less of its diagonal is masked away, and a cached byte is read
+once per group.
 """
 
 from __future__ import annotations
@@ -31,12 +34,16 @@ class PrefillConfig(NamedTuple):
     num_stages: int
 
 
-def prefill_config(arch: int, head_dim: int, element_size: int, rows: int, window: bool) -> PrefillConfig:
-    """Tile for a chip, head dimension, bytes per number, rows of the longest chunk (tokens x group), window or not.
+def prefill_config(
+    arch: int, head_dim: int, element_size: int, rows: int, window: bool
+) -> PrefillConfig:
+    """Tile for a chip, head dimension, bytes per number, rows of the longest chunk (tokens x
+    group), window or not.
 
-    Chosen so that nothing spills: Hopper keeps 128 rows as two warp groups of wgmma and 128 keys in two stages of its
-    227 KB; a window adds a third loop, hence fewer keys. Ampere and Ada hold the operands of a product in registers,
-    which limits them before their 163 and 99 KB do. Exact fp32 runs on plain multiply-adds in small tiles.
+    Chosen so that nothing spills: Hopper keeps 128 rows as two warp groups of wgmma and 128 keys in
+    two stages of its 227 KB; a window adds a third loop, hence fewer keys. Ampere and Ada hold the
+    operands of a product in registers, which limits them before their 163 and 99 KB do. Exact fp32
+    runs on plain multiply-adds in small tiles.
     """
     padded = runtime.next_power_of_2(head_dim)
     if element_size == 4:
@@ -61,7 +68,7 @@ def _stream_tiles(
     MASKED: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr,
     FP8: tl.constexpr, FP8_NATIVE: tl.constexpr, DOT_FP32: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys lo..hi into the running softmax. Without MASKED every row sees all of them, in whole tiles."""
+    """Take keys lo..hi into the running softmax; without MASKED whole tiles that all rows see."""
     o_n = tl.arange(0, BLOCK_N)
     o_d = tl.arange(0, DIM_PAD)
     if PAGED:
@@ -72,7 +79,9 @@ def _stream_tiles(
         if PAGED:
             b_id = b_block.to(tl.int64)
             o_in = o_key % BLOCK_SIZE
-            b_block = tl.load(p_table + (o_key + BLOCK_N) // BLOCK_SIZE, mask=o_key + BLOCK_N < k_end, other=0)
+            b_block = tl.load(
+                p_table + (o_key + BLOCK_N) // BLOCK_SIZE, mask=o_key + BLOCK_N < k_end, other=0
+            )
             o_k = b_id * s_kb + o_in * s_kt
             o_v = b_id * s_vb + o_in * s_vt
         else:
@@ -133,7 +142,7 @@ def _prefill_kernel(
     # The last tiles of a request have the most keys: they start first.
     i_tile = tl.num_programs(1) - 1 - tl.program_id(1)
 
-    # Request i owns tile numbers from query_start[i] // BLOCK_Q + i: room for all its tiles, found without the host.
+    # Request i owns tile numbers from query_start[i] // BLOCK_Q + i on: room for all its tiles.
     left = 0
     right = num_requests
     while right - left > 1:
@@ -145,7 +154,9 @@ def _prefill_kernel(
     i_b = left
     q_start = tl.load(QueryStart + i_b)
     q_len = tl.load(QueryStart + i_b + 1) - q_start
-    first = (i_tile - (q_start // BLOCK_Q + i_b)) * BLOCK_Q  # of the tile's tokens, within the chunk
+    first = (
+        i_tile - (q_start // BLOCK_Q + i_b)
+    ) * BLOCK_Q  # of the tile's tokens, within the chunk
     if first >= q_len:
         return
     last = tl.minimum(first + BLOCK_Q, q_len) - 1
@@ -162,7 +173,9 @@ def _prefill_kernel(
     o_head = i_kvh * GROUP + o_row % GROUP
     o_t = (q_start + o_tok).to(tl.int64)
     # [BLOCK_M, DIM_PAD]
-    b_q = tl.load(Q + o_t[:, None] * s_qt + o_head[:, None] * s_qh + o_d[None, :], mask=m_q, other=0.0)
+    b_q = tl.load(
+        Q + o_t[:, None] * s_qt + o_head[:, None] * s_qh + o_d[None, :], mask=m_q, other=0.0
+    )
     if FP8:
         b_q = b_q.to(tl.float16)
         scale_log2 = scale_log2 * tl.load(KScale + i_kvh)
@@ -182,8 +195,8 @@ def _prefill_kernel(
     b_l = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
 
-    # Keys before `full_hi` are visible to every row of the tile (from `full_lo` on, with a window); tiles of keys
-    # outside what any row sees are skipped.
+    # Keys before `full_hi` are visible to every row of the tile (from `full_lo` on, with a window);
+    # tiles of keys outside what any row sees are skipped.
     k_end = prefix + last + 1
     full_hi = (prefix + first + 1) // BLOCK_N * BLOCK_N
     full_lo = 0
@@ -231,19 +244,23 @@ def flash_prefill(
     out: torch.Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each request's chunk over everything up to it. Returns [tokens, heads, dim].
+    """Causal attention of each request's chunk over everything up to it. Returns [tokens, heads,
+    dim].
 
-    query        [tokens, heads, dim] fp16, bf16 or fp32: the chunks of all requests, one after the other.
-    query_start  [requests + 1] int32: where each chunk begins; the last entry is the number of tokens.
+    query        [tokens, heads, dim] fp16, bf16 or fp32: the chunks of all requests, one after the
+                 other.
+    query_start  [requests + 1] int32: where each chunk begins; the last entry is the number of
+                 tokens.
     max_query_len  host integer, at least the longest chunk.
 
-    With `block_table` and `seq_lens`: key and value are the caches [blocks, block_size, kv_heads, dim], in the query's
-    dtype or e4m3 (then k_scale, v_scale [kv_heads] fp32), and hold the chunks' own tokens already. seq_lens [requests]
-    int32 is the length of prefix plus chunk; block_table [requests, blocks] int32.
-    Without: key and value are [tokens, kv_heads, dim] beside the queries, and no request has a prefix.
+    With `block_table` and `seq_lens`: key and value are the caches [blocks, block_size, kv_heads,
+    dim], in the query's dtype or e4m3 (then k_scale, v_scale [kv_heads] fp32), and hold the chunks'
+    own tokens already. seq_lens [requests] int32 is the length of prefix plus chunk; block_table
+    [requests, blocks] int32. Without: key and value are [tokens, kv_heads, dim] beside the queries,
+    and no request has a prefix.
 
-    scale (> 0, 1 / sqrt(dim) by default) and window as in `paged_decode`. Raises ValueError, one line, for shapes and
-    types outside this.
+    scale (> 0, 1 / sqrt(dim) by default) and window as in `paged_decode`. Raises ValueError, one
+    line, for shapes and types outside this.
     """
     paged = block_table is not None
     if paged != (seq_lens is not None):
@@ -267,14 +284,21 @@ def flash_prefill(
         config = prefill_config(chip.arch, head_dim, query.element_size(), rows, window is not None)
     block_m = max(config.block_m, runtime.next_power_of_2(group))
     num_tiles = num_tokens // (block_m // group) + num_requests
-    strides = (*key.stride()[:3], *value.stride()[:3]) if paged else (0, *key.stride()[:2], 0, *value.stride()[:2])
+    strides = (
+        (*key.stride()[:3], *value.stride()[:3])
+        if paged
+        else (0, *key.stride()[:2], 0, *value.stride()[:2])
+    )
     runtime.launch(
         _prefill_kernel, (num_kv_heads, num_tiles),
-        query, fp8.as_bytes(key), fp8.as_bytes(value), out, block_table, seq_lens, query_start, k_scale, v_scale,
+        query, fp8.as_bytes(key), fp8.as_bytes(value), out, block_table, seq_lens, query_start,
+        k_scale, v_scale,
         scale / math.log(2), window or 0, num_requests,
-        *query.stride()[:2], *strides, *out.stride()[:2], block_table.stride(0) if block_table is not None else 0,
+        *query.stride()[:2], *strides, *out.stride()[:2],
+        block_table.stride(0) if block_table is not None else 0,
         GROUP=group, BLOCK_M=block_m, BLOCK_N=config.block_n,
-        HEAD_DIM=head_dim, DIM_PAD=runtime.next_power_of_2(head_dim), BLOCK_SIZE=key.shape[1] if paged else 1,
+        HEAD_DIM=head_dim, DIM_PAD=runtime.next_power_of_2(head_dim),
+        BLOCK_SIZE=key.shape[1] if paged else 1,
         PAGED=paged, WINDOW=window is not None,
         FP8=is_fp8, FP8_NATIVE=fp8.native(chip.arch, query.device),
         DOT_FP32=runtime.dot_in_fp32(query) and not is_fp8,
@@ -307,7 +331,10 @@ def _check(
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if num_heads // num_kv_heads > 128:
-        raise ValueError(f"{num_heads // num_kv_heads} query heads per KV head are not supported; supported: 1 to 128")
+        raise ValueError(
+            f"{num_heads // num_kv_heads} query heads per KV head are not supported; "
+            "supported: 1 to 128"
+        )
     if scale <= 0:
         raise ValueError(f"scale must be positive, got {scale}")
     if window is not None and window < 1:
@@ -322,7 +349,9 @@ def _check(
     runtime.expect_shape("block_table", block_table, num_requests, None)
     runtime.unit_stride("block_table", block_table)
     if not 1 <= key.shape[1] <= MAX_BLOCK_SIZE:
-        raise ValueError(f"block_size {key.shape[1]} is not supported; supported: 1 to {MAX_BLOCK_SIZE}")
+        raise ValueError(
+            f"block_size {key.shape[1]} is not supported; supported: 1 to {MAX_BLOCK_SIZE}"
+        )
     if key.dtype == runtime.FP8:
         if k_scale is None or v_scale is None:
             raise ValueError("an e4m3 cache needs k_scale and v_scale, [kv_heads] fp32")

@@ -1,8 +1,9 @@
 """e4m3 numbers inside Triton kernels, on chips with and without the conversion instructions.
 
-Compute capability 8.9 and up converts in hardware; below it (A100) Triton refuses the type, and the bits are taken
-apart with integer instructions instead. Tensors always travel as uint8 views, so that one signature serves both.
-e4m3fn (OCP 8-bit FP v1.0): sign, 4 exponent bits with bias 7, 3 mantissa bits; largest 448; 0x7f is NaN; no infinity.
+Compute capability 8.9 and up converts in hardware; below it (A100) Triton refuses the type, and the
+bits are taken apart with integer instructions instead. Tensors always travel as uint8 views, so
+that one signature serves both. e4m3fn (OCP 8-bit FP v1.0): sign, 4 exponent bits with bias 7, 3
+mantissa bits; largest 448; 0x7f is NaN; no infinity.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def native(arch: int, device: torch.device) -> bool:
-    """Whether the chip converts e4m3 itself. The interpreter takes the integer way, so that CI covers it."""
+    """Whether the chip converts e4m3 itself. Interpreted runs take the integer way, to test it."""
     return arch >= 89 and device.type != "cpu"
 
 
@@ -31,7 +32,7 @@ def decode_e4m3(x, NATIVE: tl.constexpr):
         return x.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
         bits = x.to(tl.uint16)
-        # The same fields at fp16's places; fp16's bias is 8 larger, hence 2**8. Subnormals come out right as well.
+        # The same fields at fp16's places, whose bias is 8 larger: 2**8. Right for subnormals too.
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
         return half.to(tl.float16, bitcast=True) * 256.0
 
@@ -46,9 +47,9 @@ def encode_e4m3(x, NATIVE: tl.constexpr):
         bits = x.to(tl.uint32, bitcast=True)
         sign = (bits >> 24) & 0x80
         magnitude = bits & 0x7FFFFFFF
-        # Normal numbers: round at bit 20 to nearest even, then move the exponent's bias from 127 to 7.
+        # Normal numbers: round at bit 20, to nearest even; then the bias goes from 127 to 7.
         normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-        # Below 2**-6 the step is 2**-9: adding 2**14 leaves the rounded multiple in the low mantissa bits.
+        # Below 2**-6 the step is 2**-9: adding 2**14 leaves the rounded multiple in the low bits.
         shifted = tl.abs(x) + 16384.0
         subnormal = shifted.to(tl.uint32, bitcast=True) - 0x46800000
         code = tl.where(magnitude < 0x3C800000, subnormal, normal)

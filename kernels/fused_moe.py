@@ -1,9 +1,10 @@
-"""A mixture-of-experts layer: gate and up products with the activation fused, down product with the weights fused.
+"""A mixture-of-experts layer: gate and up products with the activation fused, down product with the
+weights fused.
 
-Both products are grouped: every tile of rows belongs to one expert (`moe_align`) and multiplies that expert's matrix.
-The first gathers its rows by token and stores them sorted; the second reads them as they lie, weights them, and
-scatters one row per slot, which a last kernel adds up per token, with the shared experts and the residual. No atomics:
-the same input gives the same bits.
+Both products are grouped: every tile of rows belongs to one expert (`moe_align`) and multiplies
+that expert's matrix. The first gathers its rows by token and stores them sorted; the second reads
+them as they lie, weights them, and scatters one row per slot, which a last kernel adds up per
+token, with the shared experts and the residual. No atomics: the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kernels.moe_router import Routing
 
 
 class MoeConfig(NamedTuple):
-    """Tiles of the grouped products: rows, columns (of gate and of up each; the down product takes twice), depth."""
+    """Tiles of the grouped products; the down product takes twice `block_n` columns."""
 
     block_m: int
     block_n: int
@@ -34,8 +35,8 @@ class MoeConfig(NamedTuple):
 def moe_config(arch: int, element_size: int, rows_per_expert: float) -> MoeConfig:
     """Tiles for a chip, bytes per number, and the mean rows per expert.
 
-    Few rows: the products wait for weights, so tiles are low and deep. Many: 128 rows and twice 128 columns in fp32
-    accumulators are half of the registers of two warp groups.
+    Few rows: the products wait for weights, so tiles are low and deep. Many: 128 rows and twice 128
+    columns in fp32 accumulators are half of the registers of two warp groups.
     """
     if element_size == 4:
         return MoeConfig(16, 32, 32, 1, num_warps=4, num_stages=2)
@@ -51,8 +52,8 @@ def moe_config(arch: int, element_size: int, rows_per_expert: float) -> MoeConfi
 
 @triton.jit
 def _tile_of(pid, num_tiles, num_columns, GROUP_M: tl.constexpr):
-    """Row tile and column of a program: columns of GROUP_M row tiles one after the other, so that what neighbours read
-    stays in L2."""
+    """Row tile and column of a program: columns of GROUP_M row tiles one after the other, so that
+    what neighbours read stays in L2."""
     per_group = GROUP_M * num_columns
     first = pid // per_group * GROUP_M
     height = tl.minimum(num_tiles - first, GROUP_M)
@@ -64,7 +65,8 @@ def _gate_up_kernel(
     X, W, Hidden, Rows, TileExpert, TileRows,
     num_tiles, width, depth,
     s_x, s_we, s_wn, s_h,
-    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
     EVEN_K: tl.constexpr, DOT_FP32: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_m, i_n = _tile_of(tl.program_id(0), num_tiles, tl.cdiv(width, BLOCK_N), GROUP_M)
@@ -103,7 +105,8 @@ def _gate_up_kernel(
         p_gate += BLOCK_K
         p_up += BLOCK_K
     b_h = (silu(b_gate) * b_up).to(Hidden.dtype.element_ty)
-    # The tile's idle rows are stored too (they repeat token 0), so that the next product reads numbers, not leftovers.
+    # The tile's idle rows are stored too (they repeat token 0), so that the next product reads
+    # numbers, not leftovers.
     p_h = Hidden + (i_m * BLOCK_M + o_m).to(tl.int64)[:, None] * s_h + o_n[None, :]
     tl.store(p_h, b_h, mask=(o_n < width)[None, :])
 
@@ -160,7 +163,9 @@ def _sum_kernel(
     b_acc = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(TOP_K):
         kept = tl.load(Kept + i_t * TOP_K + j) != 0
-        b_acc += tl.load(Slots + (i_t * TOP_K + j) * s_s + o_d, mask=mask & kept, other=0.0).to(tl.float32)
+        b_acc += tl.load(Slots + (i_t * TOP_K + j) * s_s + o_d, mask=mask & kept, other=0.0).to(
+            tl.float32
+        )
     if SHARED:
         b_acc += tl.load(Shared + i_t * s_sh + o_d, mask=mask, other=0.0).to(tl.float32)
     if RESIDUAL:
@@ -177,10 +182,12 @@ def grouped_mlp(
     weights: torch.Tensor | None = None,
     config: MoeConfig | None = None,
 ) -> torch.Tensor:
-    """`down(silu(gate(x)) * up(x))` of each kept slot, by its expert's matrices and times its weight.
+    """`down(silu(gate(x)) * up(x))` of each kept slot, by its expert's matrices and times its
+    weight.
 
-    x [tokens, dim]; gate_up [experts, 2 * inner, dim] (gates, then ups); down [experts, dim, inner]; weights [slots]
-    fp32. Returns [slots, dim] in x's dtype; rows of dropped slots are undefined.
+    x [tokens, dim]; gate_up [experts, 2 * inner, dim] (gates, then ups); down [experts, dim,
+    inner]; weights [slots] fp32. Returns [slots, dim] in x's dtype; rows of dropped slots are
+    undefined.
     """
     num_tokens, dim = x.shape
     num_experts, _, inner = down.shape
@@ -189,21 +196,25 @@ def grouped_mlp(
     num_tiles = alignment.tile_rows.shape[0]
     hidden = x.new_empty((num_tiles * alignment.block_m, inner))
     out = x.new_empty((num_tokens * top_k, dim))
-    common = dict(
-        BLOCK_M=alignment.block_m, BLOCK_K=config.block_k, GROUP_M=config.group_m,
-        DOT_FP32=runtime.dot_in_fp32(x), PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    common = {
+        "BLOCK_M": alignment.block_m, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        "DOT_FP32": runtime.dot_in_fp32(x),
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "num_warps": config.num_warps, "num_stages": config.num_stages,
+    }  # fmt: skip
     tiles = (alignment.rows, alignment.tile_expert, alignment.tile_rows, num_tiles)
     runtime.launch(
         _gate_up_kernel, (num_tiles * runtime.cdiv(inner, config.block_n),),
-        x, gate_up, hidden, *tiles, inner, dim, x.stride(0), *gate_up.stride()[:2], hidden.stride(0),
+        x, gate_up, hidden, *tiles, inner, dim, x.stride(0), *gate_up.stride()[:2],
+        hidden.stride(0),
         TOP_K=top_k, BLOCK_N=config.block_n, EVEN_K=dim % config.block_k == 0, **common,
     )  # fmt: skip
     runtime.launch(
         _down_kernel, (num_tiles * runtime.cdiv(dim, 2 * config.block_n),),
-        hidden, down, weights, out, *tiles, dim, inner, hidden.stride(0), *down.stride()[:2], out.stride(0),
-        BLOCK_N=2 * config.block_n, EVEN_K=inner % config.block_k == 0, WEIGHTED=weights is not None, **common,
+        hidden, down, weights, out, *tiles, dim, inner, hidden.stride(0), *down.stride()[:2],
+        out.stride(0),
+        BLOCK_N=2 * config.block_n, EVEN_K=inner % config.block_k == 0,
+        WEIGHTED=weights is not None, **common,
     )  # fmt: skip
     return out
 
@@ -221,16 +232,18 @@ def fused_moe(
     residual: torch.Tensor | None = None,
     config: MoeConfig | None = None,
 ) -> torch.Tensor:
-    """The experts' weighted sum for every token, [tokens, dim] in x's dtype; products accumulate in fp32.
+    """The experts' weighted sum for every token, [tokens, dim] in x's dtype; products accumulate in
+    fp32.
 
     x         [tokens, dim] fp16, bf16 or fp32.
-    gate_up   [experts, 2 * inner, dim], gates first, then ups; down [experts, dim, inner]; x's dtype, last axis
-              contiguous.
+    gate_up   [experts, 2 * inner, dim], gates first, then ups; down [experts, dim, inner]; x's
+              dtype, last axis contiguous.
     routing   from `moe_router.route`: weights and experts [tokens, top_k].
-    capacity  slots an expert takes (`moe_align.expert_capacity`): a choice past it adds nothing, and a token that loses
-              all of them passes on its residual only (Switch, section 2.2).
-    shared_*  experts that every token visits: gate_up [2 * shared_inner, dim], down [dim, shared_inner], weighted per
-              token by shared_weight [tokens] fp32 (1 by default). Several shared experts are one wide one.
+    capacity  slots an expert takes (`moe_align.expert_capacity`): a choice past it adds nothing,
+              and a token that loses all of them passes on its residual only (Switch, section 2.2).
+    shared_*  experts that every token visits: gate_up [2 * shared_inner, dim], down [dim,
+              shared_inner], weighted per token by shared_weight [tokens] fp32 (1 by default).
+              Several shared experts are one wide one.
     residual  [tokens, dim], added to the result.
     """
     num_tokens, dim = x.shape
@@ -266,15 +279,19 @@ def fused_moe(
         chosen = config or moe_config(arch, x.element_size(), num_tokens)
         everyone = torch.zeros((num_tokens, 1), dtype=torch.int32, device=x.device)
         one = align(everyone, 1, chosen.block_m)
-        shared = grouped_mlp(x, shared_gate_up[None], shared_down[None], one, 1, shared_weight, chosen)
+        shared = grouped_mlp(
+            x, shared_gate_up[None], shared_down[None], one, 1, shared_weight, chosen
+        )
     out = torch.empty_like(x)
     block = min(2048, max(128, runtime.next_power_of_2(dim)))
     runtime.launch(
         _sum_kernel, (num_tokens, runtime.cdiv(dim, block)),
         slots, alignment.kept, shared, residual, out, dim,
-        slots.stride(0), 0 if shared is None else shared.stride(0), 0 if residual is None else residual.stride(0),
+        slots.stride(0), 0 if shared is None else shared.stride(0),
+        0 if residual is None else residual.stride(0),
         out.stride(0),
-        TOP_K=top_k, SHARED=shared is not None, RESIDUAL=residual is not None, BLOCK=block, num_warps=4,
+        TOP_K=top_k, SHARED=shared is not None, RESIDUAL=residual is not None, BLOCK=block,
+        num_warps=4,
     )  # fmt: skip
     return out
 
@@ -301,11 +318,15 @@ def fused_moe_reference(
     out = torch.zeros_like(x64) if residual is None else residual.to(torch.float64).clone()
     taken = [0] * down.shape[0]
     for token in range(x.shape[0]):
-        for weight, expert in zip(routing.weights[token].tolist(), routing.experts[token].tolist(), strict=True):
+        for weight, expert in zip(
+            routing.weights[token].tolist(), routing.experts[token].tolist(), strict=True
+        ):
             taken[expert] += 1
             if capacity is None or taken[expert] <= capacity:
                 out[token] += weight * mlp(x64[token : token + 1], gate_up[expert], down[expert])[0]
     if shared_gate_up is not None and shared_down is not None:
         shared = mlp(x64, shared_gate_up, shared_down)
-        out += shared if shared_weight is None else shared * shared_weight.to(torch.float64)[:, None]
+        out += (
+            shared if shared_weight is None else shared * shared_weight.to(torch.float64)[:, None]
+        )
     return out

@@ -1,4 +1,4 @@
-"""Mixture-of-experts routing: which experts a token goes to, with which weight, and the router's losses as values."""
+"""Mixture-of-experts routing: a token's experts, their weights, the router's losses as values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ class Routing(NamedTuple):
 
     weights: torch.Tensor  # [tokens, top_k] fp32
     experts: torch.Tensor  # [tokens, top_k] int32
-    z_loss: torch.Tensor | None  # scalar fp32: mean squared log-sum-exp of the logits (ST-MoE, Zoph et al. 2022, eq. 5)
-    balance_loss: torch.Tensor | None  # scalar fp32: experts * sum(f * p) (Switch, Fedus et al. 2021, eq. 4); uniform = 1
+    z_loss: (
+        torch.Tensor | None
+    )  # scalar fp32: mean squared log-sum-exp of the logits (ST-MoE, Zoph et al. 2022, eq. 5)
+    balance_loss: (
+        torch.Tensor | None
+    )  # scalar fp32: experts * sum(f * p) (Switch, Fedus et al. 2021, eq. 4); uniform = 1
 
 
 @triton.jit
@@ -42,8 +46,12 @@ def _route_kernel(
     b_x = tl.load(Logits + o_row * s_logits + o_e[None, :], mask=mask, other=0.0).to(tl.float32)
     if NOISY:
         b_n = tl.load(Noise + o_row * s_noise + o_e[None, :], mask=mask, other=0.0).to(tl.float32)
-        b_s = tl.load(NoiseLogits + o_row * s_noise_logits + o_e[None, :], mask=mask, other=0.0).to(tl.float32)
-        b_x += b_n * (tl.maximum(b_s, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_s))))  # softplus, without overflow
+        b_s = tl.load(NoiseLogits + o_row * s_noise_logits + o_e[None, :], mask=mask, other=0.0).to(
+            tl.float32
+        )
+        b_x += b_n * (
+            tl.maximum(b_s, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_s)))
+        )  # softplus, without overflow
     b_x = tl.where(m_e[None, :], b_x, float("-inf"))
     b_max = tl.max(b_x, 1)
     b_exp = tl.exp(b_x - b_max[:, None])
@@ -86,13 +94,17 @@ def route(
     noise_logits: torch.Tensor | None = None,
     losses: bool = False,
 ) -> Routing:
-    """Choose `top_k` experts per token from router logits [tokens, experts], up to 512 experts and top 16.
+    """Choose `top_k` experts per token from router logits [tokens, experts], up to 512 experts and
+    top 16.
 
-    method  softmax  the top_k probabilities; with renormalize they sum to 1 per token (Mixtral), else not (Qwen-MoE)
-            noisy    logits + noise * softplus(noise_logits) first, then as softmax (Shazeer et al. 2017, eq. 3-5);
+    method  softmax  the top_k probabilities; with renormalize they sum to 1 per token (Mixtral),
+            else not (Qwen-MoE) noisy    logits + noise * softplus(noise_logits) first, then as
+            softmax (Shazeer et al. 2017, eq. 3-5);
                      `noise` holds standard normals, both are [tokens, experts]
-            switch   the best expert, weighted by its probability (Fedus et al. 2021); top_k 1, never renormalised
-    losses  also return z_loss and balance_loss, of the (noisy) logits; f counts each of the top_k choices as 1 / top_k.
+            switch   the best expert, weighted by its probability (Fedus et al. 2021); top_k 1,
+                     never renormalised
+    losses  also return z_loss and balance_loss, of the (noisy) logits; f counts each of the top_k
+            choices as 1 / top_k.
     """
     runtime.one_of("method", method, ("softmax", "noisy", "switch"))
     runtime.one_of("logits dtype", logits.dtype, runtime.FLOAT_TYPES)
@@ -102,7 +114,9 @@ def route(
     if num_experts > MAX_EXPERTS:
         raise ValueError(f"{num_experts} experts are not supported; supported: up to {MAX_EXPERTS}")
     if not 1 <= top_k <= min(num_experts, MAX_TOP_K):
-        raise ValueError(f"top_k {top_k} is not supported; supported: 1 to {min(num_experts, MAX_TOP_K)}")
+        raise ValueError(
+            f"top_k {top_k} is not supported; supported: 1 to {min(num_experts, MAX_TOP_K)}"
+        )
     if method == "switch" and top_k != 1:
         raise ValueError(f"method switch routes to one expert, got top_k {top_k}")
     if (method == "noisy") != (noise is not None and noise_logits is not None):
@@ -117,22 +131,31 @@ def route(
     weights = logits.new_empty((num_tokens, top_k), dtype=torch.float32)
     experts = logits.new_empty((num_tokens, top_k), dtype=torch.int32)
     part_z = logits.new_empty(num_blocks, dtype=torch.float32)
-    part_prob = logits.new_empty((num_blocks, num_experts) if losses else (1, 1), dtype=torch.float32)
-    part_count = logits.new_empty((num_blocks, num_experts) if losses else (1, 1), dtype=torch.int32)
+    part_prob = logits.new_empty(
+        (num_blocks, num_experts) if losses else (1, 1), dtype=torch.float32
+    )
+    part_count = logits.new_empty(
+        (num_blocks, num_experts) if losses else (1, 1), dtype=torch.int32
+    )
     runtime.launch(
         _route_kernel, (num_blocks,),
         logits, noise, noise_logits, weights, experts, part_z, part_prob, part_count,
         num_tokens, logits.stride(0),
-        0 if noise is None else noise.stride(0), 0 if noise_logits is None else noise_logits.stride(0),
-        NUM_EXPERTS=num_experts, EXPERTS_PAD=experts_pad, TOP_K=top_k, K_PAD=runtime.next_power_of_2(top_k),
-        BLOCK_T=block_t, NOISY=method == "noisy", RENORMALIZE=renormalize and method != "switch", LOSSES=losses,
+        0 if noise is None else noise.stride(0),
+        0 if noise_logits is None else noise_logits.stride(0),
+        NUM_EXPERTS=num_experts, EXPERTS_PAD=experts_pad, TOP_K=top_k,
+        K_PAD=runtime.next_power_of_2(top_k),
+        BLOCK_T=block_t, NOISY=method == "noisy", RENORMALIZE=renormalize and method != "switch",
+        LOSSES=losses,
         num_warps=4,
     )  # fmt: skip
     if not losses:
         return Routing(weights, experts, None, None)
     fraction = part_count.sum(0).float() / (num_tokens * top_k)
     probability = part_prob.sum(0) / num_tokens
-    return Routing(weights, experts, part_z.sum() / num_tokens, num_experts * (fraction * probability).sum())
+    return Routing(
+        weights, experts, part_z.sum() / num_tokens, num_experts * (fraction * probability).sum()
+    )
 
 
 def route_reference(
@@ -147,7 +170,9 @@ def route_reference(
     """The same in float64, losses included."""
     logits = logits.to(torch.float64)
     if noise is not None and noise_logits is not None:
-        logits = logits + noise.to(torch.float64) * torch.nn.functional.softplus(noise_logits.to(torch.float64))
+        logits = logits + noise.to(torch.float64) * torch.nn.functional.softplus(
+            noise_logits.to(torch.float64)
+        )
     probability = logits.softmax(-1)
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     weights = probability.gather(-1, order)

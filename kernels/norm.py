@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich 2019), alone or with the residual added first, and over heads (query and key norms)."""
+"""RMSNorm (Zhang and Sennrich 2019): plain, with the residual added first, or over heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def _rms_norm_kernel(
     outer = (o_row // inner).to(tl.int64)
     inside = o_row % inner
     # [ROWS, DIM_PAD]
-    b_x = tl.load(X + (outer * s_xo + inside * s_xi)[:, None] + o_d[None, :], mask=mask, other=0.0).to(tl.float32)
+    b_x = tl.load(
+        X + (outer * s_xo + inside * s_xi)[:, None] + o_d[None, :], mask=mask, other=0.0
+    ).to(tl.float32)
     if ADD:
         p_r = Residual + (outer * s_ro + inside * s_ri)[:, None] + o_d[None, :]
         b_x += tl.load(p_r, mask=mask, other=0.0).to(tl.float32)
@@ -46,7 +48,8 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis; sums in fp32. Returns `out` in x's shape and dtype.
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis; sums in fp32. Returns `out` in x's
+    shape and dtype.
 
     x         [tokens, dim] or [tokens, heads, dim], dim up to 16384, last axis contiguous.
     weight    [dim].
@@ -55,7 +58,10 @@ def rms_norm(
     """
     dim = x.shape[-1]
     if x.dim() not in (2, 3) or not 1 <= dim <= MAX_DIM:
-        raise ValueError(f"x of shape {tuple(x.shape)}: supported are [tokens, dim], [tokens, heads, dim], dim <= {MAX_DIM}")
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} is not supported; supported: "
+            f"[tokens, dim] and [tokens, heads, dim], dim up to {MAX_DIM}"
+        )
     runtime.one_of("x dtype", x.dtype, runtime.FLOAT_TYPES)
     runtime.expect_shape("weight", weight, dim)
     if out is None:
@@ -76,7 +82,8 @@ def rms_norm(
     num_rows = x.shape[0] * inner
     runtime.launch(
         _rms_norm_kernel, (runtime.cdiv(num_rows, rows),),
-        x, residual, weight, out, eps, num_rows, inner, *strides(x), *strides(residual), *strides(out),
+        x, residual, weight, out, eps, num_rows, inner, *strides(x), *strides(residual),
+        *strides(out),
         DIM=dim, DIM_PAD=dim_pad, ROWS=rows, ADD=residual is not None,
         num_warps=max(1, min(16, dim_pad * rows // 512)),
     )  # fmt: skip
@@ -86,7 +93,7 @@ def rms_norm(
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The same in float64, with the residual's sum rounded to its dtype. Changes nothing in place."""
+    """The same in float64, the sum with the residual rounded to its dtype; nothing in place."""
     if residual is not None:
         x = (x.to(torch.float64) + residual.to(torch.float64)).to(residual.dtype)
     x = x.to(torch.float64)

@@ -1,9 +1,10 @@
-"""Decode attention over a paged KV cache: few query tokens per request, a long context, split over programs.
+"""Decode attention over a paged KV cache: few query tokens, a long context, split over programs.
 
-Method: FlashDecoding (Dao et al. 2023) over vLLM's block tables (Kwon et al. 2023, PagedAttention). One program takes
-all query heads that share a KV head (GQA, Ainslie et al. 2023), so every cached byte is read once, and one stretch of
-`split_len` tokens of one request; a second kernel joins the stretches by their log-sum-exp. Stretches have a fixed
-length rather than a fixed number, so that a long request in a batch of short ones is cut into more pieces.
+Method: FlashDecoding (Dao et al. 2023) over vLLM's block tables (Kwon et al. 2023, PagedAttention).
+One program takes all query heads that share a KV head (GQA, Ainslie et al. 2023), so every cached
+byte is read once, and one stretch of `split_len` tokens of one request; a second kernel joins the
+stretches by their log-sum-exp. Stretches have a fixed length rather than a fixed number, so that a
+long request in a batch of short ones is cut into more pieces.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class DecodeConfig(NamedTuple):
 
 
 def decode_config(arch: int, head_dim: int, kv_bytes: int, rows: int) -> DecodeConfig:
-    """Tile for a chip, a head dimension, the bytes of one cached number and the query rows of a program.
+    """Tile for a chip, a head dimension, bytes of a cached number, query rows of a program.
 
-    The loop waits on memory: about 35 KB must be on the way per multiprocessor to fill an H200's bandwidth, so a tile of
-    keys and values is held near 32 KB and two to three of them in flight, within the chip's shared memory.
+    The loop waits on memory: about 35 KB must be on the way per multiprocessor to fill an H200's
+    bandwidth, so a tile of keys and values is held near 32 KB and two to three of them in flight,
+    within the chip's shared memory.
     """
     padded = runtime.next_power_of_2(head_dim)
-    if kv_bytes == 4:  # exact fp32 runs on plain multiply-adds, which hold many operands in registers
+    if kv_bytes == 4:  # exact fp32 runs on plain multiply-adds, operands in registers
         return DecodeConfig(16, num_warps=4, num_stages=2)
     block_n = max(16, min(128, 16384 // (padded * kv_bytes)))
     if rows > 32:
@@ -47,7 +49,7 @@ def decode_config(arch: int, head_dim: int, kv_bytes: int, rows: int) -> DecodeC
 
 
 def split_length(chip: runtime.Chip, num_pairs: int, max_seq_len: int, block_n: int) -> int:
-    """Tokens per program: enough programs for four per multiprocessor, none shorter than 256 tokens."""
+    """Tokens per program, at least 256, for about four programs per multiprocessor."""
     splits = runtime.cdiv(4 * chip.num_sms, max(1, num_pairs))
     length = max(256, runtime.cdiv(max(1, max_seq_len), splits))
     return runtime.cdiv(length, block_n) * block_n
@@ -88,10 +90,14 @@ def _decode_kernel(
     m_d = o_d < HEAD_DIM
     m_q = m_row[:, None] & m_d[None, :]
     o_pos = first + o_tok
-    p_out = Out + (q_start + o_tok).to(tl.int64)[:, None] * s_ot + o_head[:, None] * s_oh + o_d[None, :]
+    p_out = (
+        Out + (q_start + o_tok).to(tl.int64)[:, None] * s_ot + o_head[:, None] * s_oh + o_d[None, :]
+    )
     if seq_len == 0:  # an empty slot of a padded batch
         if i_split == 0:
-            tl.store(p_out, tl.zeros([ROWS, DIM_PAD], tl.float32).to(Out.dtype.element_ty), mask=m_q)
+            tl.store(
+                p_out, tl.zeros([ROWS, DIM_PAD], tl.float32).to(Out.dtype.element_ty), mask=m_q
+            )
         return
     if lo >= seq_len:
         return
@@ -121,7 +127,9 @@ def _decode_kernel(
         m_key = o_key < hi
         b_id = b_block.to(tl.int64)
         o_in = o_key % BLOCK_SIZE
-        b_block = tl.load(p_table + (o_key + BLOCK_N) // BLOCK_SIZE, mask=o_key + BLOCK_N < hi, other=0)
+        b_block = tl.load(
+            p_table + (o_key + BLOCK_N) // BLOCK_SIZE, mask=o_key + BLOCK_N < hi, other=0
+        )
         # [DIM_PAD, BLOCK_N]
         b_k = tl.load(
             p_k + (b_id * s_kb + o_in * s_kt)[None, :] + o_d[:, None],
@@ -156,7 +164,7 @@ def _decode_kernel(
         b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
         b_m = b_m_new
 
-    # A row without any visible key (l = 0) has acc = 0 and m = -inf: its weight in the reduction is exp2(-inf) = 0.
+    # A row without a visible key (l = 0) has acc = 0 and m = -inf: it weighs exp2(-inf) = 0 later.
     b_l = tl.where(b_l == 0.0, 1.0, b_l)
     b_out = b_acc / b_l[:, None]
     if FP8:
@@ -229,38 +237,45 @@ def paged_decode(
     config: DecodeConfig | None = None,
     split_len: int | None = None,
 ) -> torch.Tensor:
-    """Attention of the newest token(s) of each request over its cached context, causal. Returns [tokens, heads, dim].
+    """Attention of the newest token(s) of each request over its cached context, causal. Returns
+    [tokens, heads, dim].
 
-    query        [tokens, heads, dim] fp16, bf16 or fp32; one token per request, in the order of `seq_lens`, unless
-    query_start  [requests + 1] int32 says where each request's tokens begin (speculation: 1 + drafts per request);
-                 then `max_query_len` bounds them, with max_query_len * heads / kv_heads <= 128.
-    k_cache, v_cache  [blocks, block_size, kv_heads, dim], the query's dtype or e4m3; any strides with the last axis
+    query        [tokens, heads, dim] fp16, bf16 or fp32; one token per request, in the order of
+                 `seq_lens`, unless
+    query_start  [requests + 1] int32 says where each request's tokens begin (speculation: 1 +
+                 drafts per request); then `max_query_len` bounds them, with max_query_len * heads /
+                 kv_heads <= 128.
+    k_cache, v_cache  [blocks, block_size, kv_heads, dim], the query's dtype or e4m3; any strides
+                      with the last axis
                  contiguous, so a permuted head-major cache works too. block_size 1 to 64.
-    block_table  [requests, >= max_blocks] int32: physical block of each logical block; entries past the context are
-                 not used as addresses.
-    seq_lens     [requests] int32: context length including the query tokens, which are cached already. A length of 0
-                 marks an empty slot (its output is zero).
-    max_seq_len  host integer, at least max(seq_lens): fixes the grid without waiting for the device.
+    block_table  [requests, >= max_blocks] int32: physical block of each logical block; entries past
+                 the context are not used as addresses.
+    seq_lens     [requests] int32: context length including the query tokens, which are cached
+                 already. A length of 0 marks an empty slot (its output is zero).
+    max_seq_len  host integer, at least max(seq_lens): fixes the grid without waiting for the
+                 device.
     scale        softmax scale, 1 / sqrt(dim) by default.
     window       sliding window: a token sees itself and the window - 1 tokens before it.
-    k_scale, v_scale  [kv_heads] fp32 on the device, what an e4m3 number is multiplied by; needed for e4m3.
+    k_scale, v_scale  [kv_heads] fp32 on the device, what an e4m3 number is multiplied by; needed
+                      for e4m3.
 
     Raises ValueError, one line, for shapes and types outside this.
     """
     num_tokens, num_heads, head_dim = query.shape
-    num_blocks, block_size, num_kv_heads, _ = k_cache.shape
+    _num_blocks, block_size, num_kv_heads, _ = k_cache.shape
     num_requests = seq_lens.shape[0]
     is_fp8 = k_cache.dtype == runtime.FP8
     _check(query, k_cache, v_cache, block_table, seq_lens, max_seq_len, window, k_scale, v_scale)
     if query_start is None and (num_tokens != num_requests or max_query_len != 1):
         raise ValueError(
-            f"{num_tokens} query tokens for {num_requests} requests, up to {max_query_len} each: pass query_start"
+            f"{num_tokens} query tokens for {num_requests} requests, "
+            f"up to {max_query_len} each: pass query_start"
         )
     group = num_heads // num_kv_heads
     if max_query_len * group > MAX_QUERY_ROWS:
         raise ValueError(
-            f"max_query_len {max_query_len} x {group} heads per KV head exceeds {MAX_QUERY_ROWS} rows: "
-            "use flash_prefill"
+            f"max_query_len {max_query_len} x {group} heads per KV head exceeds "
+            f"{MAX_QUERY_ROWS} rows: use flash_prefill"
         )
     if out is None:
         out = torch.empty_like(query)
@@ -274,18 +289,20 @@ def paged_decode(
         split_len = split_length(chip, num_requests * num_kv_heads, longest, config.block_n)
     num_splits = max(1, runtime.cdiv(longest, split_len))
     part_out = query.new_empty(
-        (num_requests, num_kv_heads, num_splits, rows, head_dim) if num_splits > 1 else (1,), dtype=torch.float32
+        (num_requests, num_kv_heads, num_splits, rows, head_dim) if num_splits > 1 else (1,),
+        dtype=torch.float32,
     )
     part_lse = query.new_empty(part_out.shape[:-1] if num_splits > 1 else (1,), dtype=torch.float32)
 
-    shape = dict(
-        NUM_KV_HEADS=num_kv_heads, GROUP=group, ROWS=rows, HEAD_DIM=head_dim,
-        DIM_PAD=runtime.next_power_of_2(head_dim), NUM_SPLITS=num_splits,
-        VARLEN=query_start is not None, WINDOW=window is not None,
-    )  # fmt: skip
+    shape = {
+        "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "ROWS": rows, "HEAD_DIM": head_dim,
+        "DIM_PAD": runtime.next_power_of_2(head_dim), "NUM_SPLITS": num_splits,
+        "VARLEN": query_start is not None, "WINDOW": window is not None,
+    }  # fmt: skip
     runtime.launch(
         _decode_kernel, (num_splits, num_kv_heads, num_requests),
-        query, fp8.as_bytes(k_cache), fp8.as_bytes(v_cache), out, part_out, part_lse, block_table, seq_lens,
+        query, fp8.as_bytes(k_cache), fp8.as_bytes(v_cache), out, part_out, part_lse, block_table,
+        seq_lens,
         query_start, k_scale, v_scale,
         (head_dim**-0.5 if scale is None else scale) / math.log(2), split_len, window or 0,
         *query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *out.stride()[:2],
@@ -299,7 +316,8 @@ def paged_decode(
     if num_splits > 1:
         runtime.launch(
             _reduce_kernel, (max_query_len * group, num_kv_heads, num_requests),
-            part_out, part_lse, out, seq_lens, query_start, split_len, window or 0, *out.stride()[:2],
+            part_out, part_lse, out, seq_lens, query_start, split_len, window or 0,
+            *out.stride()[:2],
             **shape, SPLITS_PAD=runtime.next_power_of_2(num_splits), num_warps=4,
         )  # fmt: skip
     return out
@@ -330,14 +348,19 @@ def _check(
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
-        raise ValueError(f"block_size {block_size} is not supported; supported: 1 to {MAX_BLOCK_SIZE}")
+        raise ValueError(
+            f"block_size {block_size} is not supported; supported: 1 to {MAX_BLOCK_SIZE}"
+        )
     if window is not None and window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
     if block_table.shape[0] != seq_lens.shape[0]:
-        raise ValueError(f"block_table has {block_table.shape[0]} rows for {seq_lens.shape[0]} requests")
+        raise ValueError(
+            f"block_table has {block_table.shape[0]} rows for {seq_lens.shape[0]} requests"
+        )
     if block_table.shape[1] * block_size < max_seq_len:
         raise ValueError(
-            f"block_table holds {block_table.shape[1]} blocks of {block_size}: too few for max_seq_len {max_seq_len}"
+            f"block_table holds {block_table.shape[1]} blocks of {block_size}: "
+            f"too few for max_seq_len {max_seq_len}"
         )
     if k_cache.dtype == runtime.FP8:
         if k_scale is None or v_scale is None:

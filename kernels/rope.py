@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021) of queries and keys, with keys and values written into the paged cache.
+"""Rotary position embedding (Su et al. 2021) of queries and keys, with keys and values written into
+the paged cache.
 
 One program takes one token and one KV head: its key, its value, and the query heads that share it.
 """
@@ -70,7 +71,9 @@ def _rope_cache_kernel(
         tl.store(p_kc + o_2, encode_e4m3(b_r2.to(tl.float32) * k_inverse, FP8_NATIVE), mask=m_h)
         tl.store(p_vc + o_d, encode_e4m3(b_v.to(tl.float32) * v_inverse, FP8_NATIVE), mask=m_d)
         if 2 * HALF < HEAD_DIM:
-            tl.store(p_kc + o_d, encode_e4m3(b_rest.to(tl.float32) * k_inverse, FP8_NATIVE), mask=m_rest)
+            tl.store(
+                p_kc + o_d, encode_e4m3(b_rest.to(tl.float32) * k_inverse, FP8_NATIVE), mask=m_rest
+            )
     else:
         tl.store(p_kc + o_1, b_r1, mask=m_h)
         tl.store(p_kc + o_2, b_r2, mask=m_h)
@@ -95,12 +98,15 @@ def rope_and_cache(
 ) -> None:
     """Turn `query` and `key` in place by their positions, and write key and value into the cache.
 
-    query        [tokens, heads, dim]; key, value [tokens, kv_heads, dim], same dtype; any strides, last axis contiguous.
-    cos_sin      [max_position, rotary_dim]: cosines, then sines (`cos_sin_table`); rotary_dim <= dim, the dimensions
-                 past it do not turn. positions [tokens] int32 or int64.
-    k_cache, v_cache  [blocks, block_size, kv_heads, dim] in the key's dtype or e4m3; e4m3 takes k_scale, v_scale
+    query        [tokens, heads, dim]; key, value [tokens, kv_heads, dim], same dtype; any strides,
+                 last axis contiguous.
+    cos_sin      [max_position, rotary_dim]: cosines, then sines (`cos_sin_table`); rotary_dim <=
+                 dim, the dimensions past it do not turn. positions [tokens] int32 or int64.
+    k_cache, v_cache  [blocks, block_size, kv_heads, dim] in the key's dtype or e4m3; e4m3 takes
+                      k_scale, v_scale
                  [kv_heads] fp32 and stores x / scale, rounded to nearest even and saturated at 448.
-    slots        [tokens] int64: block * block_size + offset; a negative slot marks a padding token, nothing is written.
+    slots        [tokens] int64: block * block_size + offset; a negative slot marks a padding token,
+                 nothing is written.
     interleaved  pairs are neighbours (GPT-J) rather than halves (GPT-NeoX, Llama).
     """
     num_tokens, num_heads, head_dim = query.shape
@@ -120,8 +126,16 @@ def rope_and_cache(
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
-        raise ValueError(f"rotary_dim {rotary_dim} is not supported; supported: even, 2 to head_dim {head_dim}")
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("k_cache", k_cache), ("v_cache", v_cache)):
+        raise ValueError(
+            f"rotary_dim {rotary_dim} is not supported; supported: even, 2 to head_dim {head_dim}"
+        )
+    for name, tensor in (
+        ("query", query),
+        ("key", key),
+        ("value", value),
+        ("k_cache", k_cache),
+        ("v_cache", v_cache),
+    ):
         runtime.unit_stride(name, tensor)
     if is_fp8:
         if k_scale is None or v_scale is None:
@@ -131,13 +145,15 @@ def rope_and_cache(
     group = num_heads // num_kv_heads
     runtime.launch(
         _rope_cache_kernel, (num_tokens, num_kv_heads),
-        query, key, value, cos_sin, positions, fp8.as_bytes(k_cache), fp8.as_bytes(v_cache), slots, k_scale, v_scale,
+        query, key, value, cos_sin, positions, fp8.as_bytes(k_cache), fp8.as_bytes(v_cache), slots,
+        k_scale, v_scale,
         k_cache.shape[1],
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], cos_sin.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=group, GROUP_PAD=runtime.next_power_of_2(group),
         HEAD_DIM=head_dim, DIM_PAD=runtime.next_power_of_2(head_dim),
-        HALF=rotary_dim // 2, HALF_PAD=runtime.next_power_of_2(rotary_dim // 2), INTERLEAVED=interleaved,
+        HALF=rotary_dim // 2, HALF_PAD=runtime.next_power_of_2(rotary_dim // 2),
+        INTERLEAVED=interleaved,
         FP8=is_fp8, FP8_NATIVE=fp8.native(runtime.chip(query.device).arch, query.device),
         num_warps=1 if group * head_dim <= 1024 else 4,
     )  # fmt: skip
@@ -146,7 +162,7 @@ def rope_and_cache(
 def cos_sin_table(
     max_position: int, rotary_dim: int, theta: float = 10000.0, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """[max_position, rotary_dim] fp32: cosines of position * theta^(-2i / rotary_dim), then sines."""
+    """[max_position, rotary_dim] fp32: cosines of position * theta^(-2i / rotary_dim); sines."""
     frequency = theta ** (-torch.arange(0, rotary_dim, 2, dtype=torch.float64) / rotary_dim)
     angle = torch.arange(max_position, dtype=torch.float64)[:, None] * frequency
     return torch.cat((angle.cos(), angle.sin()), dim=1).to(device=device, dtype=torch.float32)
@@ -162,7 +178,10 @@ def rope_reference(
     turning = out[..., :rotary_dim]
     if interleaved:
         first, second = turning[..., 0::2].clone(), turning[..., 1::2].clone()
-        turning[..., 0::2], turning[..., 1::2] = first * cos - second * sin, second * cos + first * sin
+        turning[..., 0::2], turning[..., 1::2] = (
+            first * cos - second * sin,
+            second * cos + first * sin,
+        )
     else:
         first, second = turning.clone().chunk(2, -1)
         turning[..., : rotary_dim // 2] = first * cos - second * sin

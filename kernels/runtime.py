@@ -1,7 +1,8 @@
 """How the kernels are started: which chip, which precision, interpreted or compiled.
 
-Every wrapper in this folder ends in `runtime.launch`, and asks `runtime.chip` for what it picks its tiles by. The
-compilation test replaces these two to see exactly what the wrappers would launch on a chip that is not there.
+Every wrapper in this folder ends in `runtime.launch`, and asks `runtime.chip` for what it picks its
+tiles by. The compilation test replaces these two to see exactly what the wrappers would launch on a
+chip that is not there.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ FP8 = torch.float8_e4m3fn
 
 
 class Chip(NamedTuple):
-    """What tile choices depend on. `arch` is the compute capability times ten: 80 A100, 89 L40S, 90 H100/H200."""
+    """What tile choices depend on. `arch`: 80 is A100, 89 L40S and RTX 4090, 90 H100 and H200."""
 
     arch: int
     num_sms: int
 
 
 def chip(device: torch.device) -> Chip:
-    """The GPU behind `device`; on the CPU (interpreted runs) the H100, whose choices are then tested."""
+    """The GPU behind `device`; interpreted runs take the H100's choices, to test them."""
     if device.type != "cuda":
         return Chip(arch=90, num_sms=132)
     properties = torch.cuda.get_device_properties(device)
@@ -32,7 +33,7 @@ def chip(device: torch.device) -> Chip:
 
 
 def interpreted(kernel: Any) -> bool:
-    """Whether `kernel` was decorated with TRITON_INTERPRET=1 set: it then runs in numpy, on CPU tensors."""
+    """Whether `kernel` was decorated with TRITON_INTERPRET=1 set: numpy runs it, on CPU tensors."""
     return not isinstance(kernel, triton.JITFunction)
 
 
@@ -51,8 +52,8 @@ def launch(
     device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
     if device.type == "cpu" and not interpreted(kernel):
         raise ValueError(
-            "these tensors are on the CPU: move them to a CUDA device, or set TRITON_INTERPRET=1 before the first "
-            "import of kernels to run in Triton's (slow) interpreter"
+            "these tensors are on the CPU: move them to a CUDA device, or set TRITON_INTERPRET=1 "
+            "before the first import of kernels to run in Triton's (slow) interpreter"
         )
     if 0 in grid:
         return
@@ -60,21 +61,25 @@ def launch(
 
 
 def dot_in_fp32(*tensors: torch.Tensor) -> bool:
-    """Whether `tl.dot` operands must be widened: Triton's interpreter multiplies bf16 bit patterns as integers."""
+    """Whether to widen `tl.dot` operands: the interpreter multiplies bf16 bits as integers."""
     return tensors[0].device.type == "cpu" and any(t.dtype == torch.bfloat16 for t in tensors)
 
 
 def unit_stride(name: str, tensor: torch.Tensor) -> None:
     """ValueError unless the last axis of `tensor` is contiguous; every other stride is free."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
-        raise ValueError(f"{name}: the last axis must be contiguous, its stride is {tensor.stride(-1)}")
+        raise ValueError(
+            f"{name}: the last axis must be contiguous, its stride is {tensor.stride(-1)}"
+        )
 
 
 def one_of(name: str, value: Any, supported: tuple[Any, ...]) -> None:
     """ValueError that lists what is supported unless `value` is among it."""
     if value not in supported:
         known = ", ".join(str(v).removeprefix("torch.") for v in supported)
-        raise ValueError(f"{name} {str(value).removeprefix('torch.')} is not supported; supported: {known}")
+        raise ValueError(
+            f"{name} {str(value).removeprefix('torch.')} is not supported; supported: {known}"
+        )
 
 
 def expect_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:

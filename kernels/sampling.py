@@ -1,11 +1,13 @@
 """Choosing the next token: greedy, temperature, top-k, top-p, without sorting the vocabulary.
 
-Both cuts are thresholds on the logit: keep every token at or above it. The threshold is found digit by digit in the
-order-preserving integer image of a float, one pass over the row per digit, counting (top-k) or weighing (top-p) the
-tokens at or above a few candidates at a time; this is radix selection. Tokens that tie with the last one kept are kept
-as well, so the result does not depend on an order among equals.
+Both cuts are thresholds on the logit: keep every token at or above it. The threshold is found digit
+by digit in the order-preserving integer image of a float, one pass over the row per digit, counting
+(top-k) or weighing (top-p) the tokens at or above a few candidates at a time; this is radix
+selection. Tokens that tie with the last one kept are kept as well, so the result does not depend on
+an order among equals.
 
-Random numbers are passed in, one uniform per row: the token is where the running sum over the vocabulary passes it.
+Random numbers are passed in, one uniform per row: the token is where the running sum over the
+vocabulary passes it.
 """
 
 from __future__ import annotations
@@ -28,10 +30,22 @@ def _order_key(x):
 
 
 @triton.jit
-def _threshold(p_row, vocab, inverse_t, x_max, floor, target, MASS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key at or above which lie `target` tokens, or with MASS `target` of the weight exp(x - max).
+def _threshold(
+    p_row,
+    vocab,
+    inverse_t,
+    x_max,
+    floor,
+    target,
+    MASS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The largest key at or above which lie `target` tokens, or with MASS `target` of the weight
+    exp(x - max).
 
-    Tokens below the key `floor` count for nothing. If even all of them fall short, through rounding, the answer is 0.
+    Tokens below the key `floor` count for nothing. If even all of them fall short, through
+    rounding, the answer is 0.
     """
     o_c = tl.arange(0, 2**BITS)
     key = tl.zeros([1], tl.uint32)
@@ -64,7 +78,9 @@ def _mass(p_row, vocab, inverse_t, x_max, floor, BLOCK: tl.constexpr):
     for start in range(0, vocab, BLOCK):
         o_v = start + tl.arange(0, BLOCK)
         b_x = tl.load(p_row + o_v, mask=o_v < vocab, other=float("-inf")).to(tl.float32)
-        b_sum += tl.where((_order_key(b_x) >= floor) & (o_v < vocab), tl.exp((b_x - x_max) * inverse_t), 0.0)
+        b_sum += tl.where(
+            (_order_key(b_x) >= floor) & (o_v < vocab), tl.exp((b_x - x_max) * inverse_t), 0.0
+        )
     return tl.sum(b_sum, 0)
 
 
@@ -92,7 +108,9 @@ def _floor(
     if HAS_TOP_K:
         top_k = tl.load(TopK + i_row)
         if (top_k > 0) & (top_k < vocab):
-            floor = _threshold(p_row, vocab, inverse_t, x_max, floor, top_k.to(tl.float32), False, BITS, BLOCK)
+            floor = _threshold(
+                p_row, vocab, inverse_t, x_max, floor, top_k.to(tl.float32), False, BITS, BLOCK
+            )
     if HAS_TOP_P:
         top_p = tl.load(TopP + i_row)
         if top_p < 1.0:
@@ -115,10 +133,14 @@ def _sample_kernel(
         tl.store(Tokens + i_row, best.to(tl.int64))
         return
     inverse_t = 1.0 / temperature
-    floor = _floor(p_row, vocab, inverse_t, x_max, TopK, TopP, i_row, HAS_TOP_K, HAS_TOP_P, BITS, BLOCK)
+    floor = _floor(
+        p_row, vocab, inverse_t, x_max, TopK, TopP, i_row, HAS_TOP_K, HAS_TOP_P, BITS, BLOCK
+    )
     target = tl.load(Uniforms + i_row) * _mass(p_row, vocab, inverse_t, x_max, floor, BLOCK)
     passed = tl.full([BLOCK], 2147483647, tl.int32)  # where the running sum has passed the target
-    last = tl.full([BLOCK], 0, tl.int32)  # the last token kept, should rounding hold the sum below the target
+    last = tl.full(
+        [BLOCK], 0, tl.int32
+    )  # the last token kept, should rounding hold the sum below the target
     before = 0.0
     for start in range(0, vocab, BLOCK):
         o_v = start + tl.arange(0, BLOCK)
@@ -145,7 +167,9 @@ def _probabilities_kernel(
     temperature = tl.load(Temperature + i_row)
     greedy = temperature == 0.0
     inverse_t = 1.0 / tl.where(greedy, 1.0, temperature)
-    floor = _floor(p_row, vocab, inverse_t, x_max, TopK, TopP, i_row, HAS_TOP_K, HAS_TOP_P, BITS, BLOCK)
+    floor = _floor(
+        p_row, vocab, inverse_t, x_max, TopK, TopP, i_row, HAS_TOP_K, HAS_TOP_P, BITS, BLOCK
+    )
     total = _mass(p_row, vocab, inverse_t, x_max, floor, BLOCK)
     for start in range(0, vocab, BLOCK):
         o_v = start + tl.arange(0, BLOCK)
@@ -163,10 +187,12 @@ def _greedy_kernel(Logits, Tokens, vocab, s_logits, BLOCK: tl.constexpr):
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The index of the largest logit of each row, the first of equals: [rows, vocab] -> [rows] int64."""
+    """The first index of each row's largest logit: [rows, vocab] -> [rows] int64."""
     rows, vocab = _rows(logits)
     tokens = logits.new_empty(rows, dtype=torch.int64)
-    runtime.launch(_greedy_kernel, (rows,), logits, tokens, vocab, logits.stride(0), BLOCK=4096, num_warps=8)
+    runtime.launch(
+        _greedy_kernel, (rows,), logits, tokens, vocab, logits.stride(0), BLOCK=4096, num_warps=8
+    )
     return tokens
 
 
@@ -178,21 +204,26 @@ def sample(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A token per row, [rows] int64, from softmax(logits / temperature) cut by top-k, then by top-p.
+    """A token per row, [rows] int64, from softmax(logits / temperature) cut by top-k, then by
+    top-p.
 
     logits       [rows, vocab] fp32, fp16 or bf16; -inf forbids a token; NaN is not supported.
     temperature  [rows] fp32, >= 0; 0 takes the largest logit.
     uniforms     [rows] fp32 in [0, 1): the same number gives the same token.
-    top_k        [rows] int32: keep the k largest logits, and their equals; <= 0 or >= vocab keeps all.
-    top_p        [rows] fp32: of what top-k kept, keep the fewest largest with at least this share of the probability
-                 (nucleus sampling, Holtzman et al. 2020), and their equals, at least one; >= 1 keeps all.
+    top_k        [rows] int32: keep the k largest logits, and their equals; <= 0 or >= vocab keeps
+                 all.
+    top_p        [rows] fp32: of what top-k kept, keep the fewest largest with at least this share
+                 of the probability (nucleus sampling, Holtzman et al. 2020), and their equals, at
+                 least one; >= 1 keeps all.
     """
     rows, vocab = _rows(logits)
     _check(rows, temperature=temperature, uniforms=uniforms, top_k=top_k, top_p=top_p)
     tokens = logits.new_empty(rows, dtype=torch.int64)
     runtime.launch(
-        _sample_kernel, (rows,), logits, temperature, top_k, top_p, uniforms, tokens, vocab, logits.stride(0),
-        HAS_TOP_K=top_k is not None, HAS_TOP_P=top_p is not None, BITS=BITS, BLOCK=BLOCK, num_warps=8,
+        _sample_kernel, (rows,), logits, temperature, top_k, top_p, uniforms, tokens, vocab,
+        logits.stride(0),
+        HAS_TOP_K=top_k is not None, HAS_TOP_P=top_p is not None, BITS=BITS, BLOCK=BLOCK,
+        num_warps=8,
     )  # fmt: skip
     return tokens
 
@@ -204,14 +235,15 @@ def probabilities(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The distribution `sample` draws from, [rows, vocab] fp32: what speculative decoding compares. Arguments as there."""
+    """The distribution `sample` draws from, [rows, vocab] fp32; `verify_drafts` compares them."""
     rows, vocab = _rows(logits)
     _check(rows, temperature=temperature, top_k=top_k, top_p=top_p)
     out = logits.new_empty((rows, vocab), dtype=torch.float32)
     runtime.launch(
         _probabilities_kernel, (rows,),
         logits, temperature, top_k, top_p, out, vocab, logits.stride(0), out.stride(0),
-        HAS_TOP_K=top_k is not None, HAS_TOP_P=top_p is not None, BITS=BITS, BLOCK=BLOCK, num_warps=8,
+        HAS_TOP_K=top_k is not None, HAS_TOP_P=top_p is not None, BITS=BITS, BLOCK=BLOCK,
+        num_warps=8,
     )  # fmt: skip
     return out
 
@@ -227,7 +259,11 @@ def _check(rows: int, **parameters: torch.Tensor | None) -> None:
     for name, tensor in parameters.items():
         if tensor is not None:
             runtime.expect_shape(name, tensor, rows)
-            runtime.one_of(f"{name} dtype", tensor.dtype, (torch.int32,) if name == "top_k" else (torch.float32,))
+            runtime.one_of(
+                f"{name} dtype",
+                tensor.dtype,
+                (torch.int32,) if name == "top_k" else (torch.float32,),
+            )
 
 
 def probabilities_reference(

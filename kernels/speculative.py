@@ -1,8 +1,10 @@
-"""The modified rejection sampling of speculative decoding (Leviathan et al. 2023, algorithm 1; Chen et al. 2023).
+"""The modified rejection sampling of speculative decoding (Leviathan et al. 2023, algorithm 1; Chen
+et al. 2023).
 
-A draft token x, drawn from q, is accepted with probability min(1, p(x) / q(x)); the first one rejected is replaced by a
-draw from max(p - q, 0), normalised; if all are accepted, one more token comes from p. The tokens that come out are
-distributed exactly as if drawn from p alone, whatever q is.
+A draft token x, drawn from q, is accepted with probability min(1, p(x) / q(x)); the first one
+rejected is replaced by a draw from max(p - q, 0), normalised; if all are accepted, one more token
+comes from p. The tokens that come out are distributed exactly as if drawn from p alone, whatever q
+is.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from kernels import runtime
 class Verdict(NamedTuple):
     """What one verification yields per request: `num_accepted` drafts, then one more token."""
 
-    tokens: torch.Tensor  # [requests, drafts + 1] int64; entries past num_accepted are 0 and mean nothing
+    tokens: (
+        torch.Tensor
+    )  # [requests, drafts + 1] int64; entries past num_accepted are 0 and mean nothing
     num_accepted: torch.Tensor  # [requests] int32
 
 
@@ -102,10 +106,11 @@ def verify_drafts(
     """Accept or replace the drafts of each request; deterministic given the uniforms.
 
     drafts           [requests, k] int32 or int64, k >= 1.
-    draft_probs      [requests, k, vocab] fp32, what each draft was drawn from; None for drafts without alternatives
-                     (n-gram, greedy): q is then 1 at the draft.
-    target_probs     [requests, k + 1, vocab] fp32: the target's distribution at each draft, and after the last. Both
-                     after temperature, top-k and top-p (`sampling.probabilities`); greedy requests are one-hot rows.
+    draft_probs      [requests, k, vocab] fp32, what each draft was drawn from; None for drafts
+                     without alternatives (n-gram, greedy): q is then 1 at the draft.
+    target_probs     [requests, k + 1, vocab] fp32: the target's distribution at each draft, and
+                     after the last. Both after temperature, top-k and top-p
+                     (`sampling.probabilities`); greedy requests are one-hot rows.
     accept_uniforms  [requests, k] fp32 in [0, 1); last_uniforms [requests] fp32 in [0, 1).
     num_drafts       [requests] int32, how many of the k are real; all by default.
     """
@@ -134,10 +139,13 @@ def verify_drafts(
     strides_q = (0, 0) if draft_probs is None else draft_probs.stride()[:2]
     runtime.launch(
         _verify_kernel, (num_requests,),
-        drafts, draft_probs, target_probs, num_drafts, accept_uniforms, last_uniforms, tokens, num_accepted,
-        vocab, drafts.stride(0), *strides_q, *target_probs.stride()[:2], accept_uniforms.stride(0), tokens.stride(0),
+        drafts, draft_probs, target_probs, num_drafts, accept_uniforms, last_uniforms, tokens,
+        num_accepted,
+        vocab, drafts.stride(0), *strides_q, *target_probs.stride()[:2], accept_uniforms.stride(0),
+        tokens.stride(0),
         K=k, K_PAD=runtime.next_power_of_2(k), HAS_DRAFT=draft_probs is not None,
-        BLOCK=max(16, min(2048, runtime.next_power_of_2(vocab))), num_warps=8 if vocab > 1024 else 1,
+        BLOCK=max(16, min(2048, runtime.next_power_of_2(vocab))),
+        num_warps=8 if vocab > 1024 else 1,
     )  # fmt: skip
     return Verdict(tokens, num_accepted)
 

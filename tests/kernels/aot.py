@@ -1,10 +1,11 @@
-"""Compile what the wrappers would launch on a chip that is not there, and say what it takes of the chip.
+"""Compile what the wrappers would launch on a chip that is not there, and say what it takes of the
+chip.
 
     python aot.py [ARCH...]      one JSON line per compiled kernel; TRITON_INTERPRET must not be set
 
-The wrappers run on meta tensors; `runtime.launch` is replaced by one that compiles instead of launching, with the same
-specialisation as a launch on 16-byte aligned tensors. Results are cached by the hash of everything that goes into a
-compilation, in $TOKENTWIN_CACHE or ~/.cache/tokentwin.
+The wrappers run on meta tensors; `runtime.launch` is replaced by one that compiles instead of
+launching, with the same specialisation as a launch on 16-byte aligned tensors. Results are cached
+by the hash of everything that goes into a compilation, in $TOKENTWIN_CACHE or ~/.cache/tokentwin.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from kernels import runtime
 NUM_SMS = {80: 108, 89: 142, 90: 132}
 RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int8: "i8",
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8",
+    torch.int8: "i8",
     torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 
@@ -65,12 +67,15 @@ def source_of(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> 
 
 
 def resources(cubin: bytes, folder: Path) -> dict[str, Any]:
-    """Registers and bytes of local memory (spills) a thread, from the compiled kernel; or why they are not known."""
+    """Registers and bytes of local memory (spills) a thread, from the compiled kernel; or why they
+    are not known."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     tool = triton.knobs.nvidia.cuobjdump.path
     try:
-        text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [tool, "-res-usage", path], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         return {"unknown": f"{tool} did not read the compiled kernel: {error}"}
     found = RESOURCES.search(text)
@@ -80,13 +85,18 @@ def resources(cubin: bytes, folder: Path) -> dict[str, Any]:
     return {"registers": registers, "local_bytes": stack + local}
 
 
-def compile_launch(arch: int, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+def compile_launch(
+    arch: int, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
     """Compile one launch, or find it in the cache."""
     num_warps, num_stages = options.pop("num_warps", 4), options.pop("num_stages", 1)
     source = source_of(kernel, args, options)
     key = f"{source.hash()}-{arch}-{num_warps}-{num_stages}-{triton.__version__}-1"
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    cache = Path(os.environ.get("TOKENTWIN_CACHE") or Path.home() / ".cache" / "tokentwin") / "kernels-aot"
+    cache = (
+        Path(os.environ.get("TOKENTWIN_CACHE") or Path.home() / ".cache" / "tokentwin")
+        / "kernels-aot"
+    )
     entry = cache / f"{digest}.json"
     if entry.exists():
         return json.loads(entry.read_text()) | {"cached": True}
@@ -107,7 +117,9 @@ def compile_launch(arch: int, kernel: Any, args: tuple[Any, ...], options: dict[
         dump = os.environ.get("TOKENTWIN_AOT_DUMP")
         if dump:
             for stage in ("ttgir", "ptx"):
-                Path(dump, f"{kernel.__name__}-{arch}-{digest[:6]}.{stage}").write_text(compiled.asm[stage])
+                Path(dump, f"{kernel.__name__}-{arch}-{digest[:6]}.{stage}").write_text(
+                    compiled.asm[stage]
+                )
     cache.mkdir(parents=True, exist_ok=True)
     # Written aside and moved, so that two test runs at once never read half a file.
     aside = entry.with_suffix(f".{os.getpid()}")
@@ -130,7 +142,11 @@ def compile_variant(call: Callable[[], Any], arch: int) -> Iterator[dict[str, An
         try:
             yield compile_launch(arch, kernel, args, options)
         except Exception as error:
-            yield {"kernel": kernel.__name__, "arch": arch, "error": f"{type(error).__name__}: {error}"[-2000:]}
+            yield {
+                "kernel": kernel.__name__,
+                "arch": arch,
+                "error": f"{type(error).__name__}: {error}"[-2000:],
+            }
 
 
 def main() -> None:

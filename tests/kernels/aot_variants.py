@@ -1,4 +1,5 @@
-"""The launches that must compile: each is a wrapper called on meta tensors, shapes of real models."""
+"""The launches that must compile: each is a wrapper called on meta tensors, shapes of real
+models."""
 
 from __future__ import annotations
 
@@ -29,11 +30,12 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def cache_of(head_dim: int, kv_heads: int, dtype: torch.dtype, block: int = 16) -> dict[str, Any]:
     cache = meta(8192, block, kv_heads, head_dim, dtype=dtype)
     scale = meta(kv_heads, dtype=F32) if dtype == torch.float8_e4m3fn else None
-    return dict(k_cache=cache, v_cache=cache, k_scale=scale, v_scale=scale)
+    return {"k_cache": cache, "v_cache": cache, "k_scale": scale, "v_scale": scale}
 
 
 def decode(
-    head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype = BF16, fp8: bool = False, drafts: int = 0,
+    head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype = BF16, fp8: bool = False,
+    drafts: int = 0,
     window: int | None = None,
 ) -> Callable[[], Any]:  # fmt: skip
     def call() -> None:
@@ -41,7 +43,8 @@ def decode(
         paged_decode(
             meta(tokens, heads, head_dim, dtype=dtype),
             **cache_of(head_dim, kv_heads, torch.float8_e4m3fn if fp8 else dtype),
-            block_table=meta(32, 512, dtype=I32), seq_lens=meta(32, dtype=I32), max_seq_len=8192, window=window,
+            block_table=meta(32, 512, dtype=I32), seq_lens=meta(32, dtype=I32), max_seq_len=8192,
+            window=window,
             query_start=meta(33, dtype=I32) if drafts else None, max_query_len=1 + drafts,
         )  # fmt: skip
 
@@ -49,7 +52,8 @@ def decode(
 
 
 def prefill(
-    head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype = BF16, paged: bool = True, fp8: bool = False,
+    head_dim: int, heads: int, kv_heads: int, dtype: torch.dtype = BF16, paged: bool = True,
+    fp8: bool = False,
     window: int | None = None, longest: int = 8192,
 ) -> Callable[[], Any]:  # fmt: skip
     def call() -> None:
@@ -67,7 +71,9 @@ def prefill(
     return call
 
 
-def rope(head_dim: int, heads: int, kv_heads: int, fp8: bool = False, rotary_dim: int = 0) -> Callable[[], Any]:
+def rope(
+    head_dim: int, heads: int, kv_heads: int, fp8: bool = False, rotary_dim: int = 0
+) -> Callable[[], Any]:
     def call() -> None:
         key = meta(4096, kv_heads, head_dim)
         rope_and_cache(
@@ -80,15 +86,33 @@ def rope(head_dim: int, heads: int, kv_heads: int, fp8: bool = False, rotary_dim
 
 
 def moe(
-    tokens: int, experts: int, top_k: int, dim: int, inner: int, dtype: torch.dtype = BF16, shared: int = 0
+    tokens: int,
+    experts: int,
+    top_k: int,
+    dim: int,
+    inner: int,
+    dtype: torch.dtype = BF16,
+    shared: int = 0,
 ) -> Callable[[], Any]:
     def call() -> None:
-        routing = Routing(meta(tokens, top_k, dtype=F32), meta(tokens, top_k, dtype=I32), None, None)
+        routing = Routing(
+            meta(tokens, top_k, dtype=F32), meta(tokens, top_k, dtype=I32), None, None
+        )
         x = meta(tokens, dim, dtype=dtype)
         options: dict[str, Any] = {}
         if shared:
-            options = dict(shared_gate_up=meta(2 * shared, dim), shared_down=meta(dim, shared), residual=x)
-        fused_moe(x, meta(experts, 2 * inner, dim, dtype=dtype), meta(experts, dim, inner, dtype=dtype), routing, **options)
+            options = {
+                "shared_gate_up": meta(2 * shared, dim),
+                "shared_down": meta(dim, shared),
+                "residual": x,
+            }
+        fused_moe(
+            x,
+            meta(experts, 2 * inner, dim, dtype=dtype),
+            meta(experts, dim, inner, dtype=dtype),
+            routing,
+            **options,
+        )
 
     return call
 
@@ -115,7 +139,9 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "prefill-D128-G4-fp32": prefill(128, 32, 8, F32),
     "prefill-D256-G2-bf16": prefill(256, 16, 8),
     "norm-4096-bf16": lambda: rms_norm(meta(4096, 4096), meta(4096)),
-    "norm-5120-bf16-residual": lambda: rms_norm(meta(4096, 5120), meta(5120), residual=meta(4096, 5120)),
+    "norm-5120-bf16-residual": lambda: rms_norm(
+        meta(4096, 5120), meta(5120), residual=meta(4096, 5120)
+    ),
     "norm-16384-fp16-residual": lambda: rms_norm(
         meta(64, 16384, dtype=F16), meta(16384, dtype=F16), residual=meta(64, 16384, dtype=F16)
     ),
@@ -137,18 +163,28 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "moe-T64-E8-k2-fp32": moe(64, 8, 2, 1024, 1000, F32),
     "greedy-V151936-bf16": lambda: greedy(meta(64, 151936)),
     "sample-V128256-fp32": lambda: sample(
-        meta(64, 128256, dtype=F32), meta(64, dtype=F32), meta(64, dtype=F32),
-        top_k=meta(64, dtype=I32), top_p=meta(64, dtype=F32),
+        meta(64, 128256, dtype=F32),
+        meta(64, dtype=F32),
+        meta(64, dtype=F32),
+        top_k=meta(64, dtype=I32),
+        top_p=meta(64, dtype=F32),
     ),
     "probabilities-V128256-bf16": lambda: probabilities(
         meta(64, 128256), meta(64, dtype=F32), top_k=meta(64, dtype=I32), top_p=meta(64, dtype=F32)
     ),
     "verify-K4-V128256": lambda: verify_drafts(
-        meta(64, 4, dtype=I64), meta(64, 4, 128256, dtype=F32), meta(64, 5, 128256, dtype=F32),
-        meta(64, 4, dtype=F32), meta(64, dtype=F32),
+        meta(64, 4, dtype=I64),
+        meta(64, 4, 128256, dtype=F32),
+        meta(64, 5, 128256, dtype=F32),
+        meta(64, 4, dtype=F32),
+        meta(64, dtype=F32),
     ),
     "verify-K1-V32000-ngram": lambda: verify_drafts(
-        meta(64, 1, dtype=I32), None, meta(64, 2, 32000, dtype=F32), meta(64, 1, dtype=F32), meta(64, dtype=F32)
+        meta(64, 1, dtype=I32),
+        None,
+        meta(64, 2, 32000, dtype=F32),
+        meta(64, 1, dtype=F32),
+        meta(64, dtype=F32),
     ),
     "copy-blocks-bf16": lambda: copy_blocks([meta(8192, 16, 8, 128)], [(0, 1)]),
 }

@@ -22,8 +22,9 @@ class Case:
     fp8: bool = False
 
     def __str__(self) -> str:
-        name = f"B{len(self.lens)}-T{max(self.lens)}-Q{max(self.queries)}-HQ{self.heads}-H{self.kv_heads}"
-        name += f"-D{self.dim}-P{self.block}-{str(self.dtype).removeprefix('torch.')}"
+        name = f"B{len(self.lens)}-T{max(self.lens)}-Q{max(self.queries)}-HQ{self.heads}"
+        name += f"-H{self.kv_heads}-D{self.dim}-P{self.block}"
+        name += f"-{str(self.dtype).removeprefix('torch.')}"
         return name + (f"-W{self.window}" if self.window else "") + ("-fp8" if self.fp8 else "")
 
 
@@ -45,7 +46,8 @@ class Batch:
 
 
 def build(case: Case, rng: torch.Generator, device: torch.device) -> Batch:
-    """Shuffled blocks, garbage (NaN) in every cache slot that belongs to no context, -1 past the end of a table row."""
+    """Shuffled blocks, garbage (NaN) in every cache slot that belongs to no context, -1 past the
+    end of a table row."""
     blocks_of = [-(-n // case.block) for n in case.lens]
     num_blocks = sum(blocks_of) + 3
     order = torch.randperm(num_blocks, generator=rng, device=device).tolist()
@@ -61,7 +63,9 @@ def build(case: Case, rng: torch.Generator, device: torch.device) -> Batch:
             values = torch.randn((2, here, *shape[2:]), generator=rng, device=device)
             k_cache[block, :here], v_cache[block, :here] = values[0], values[1]
     start = torch.tensor([0, *case.queries]).cumsum(0).to(device=device, dtype=torch.int32)
-    query = torch.randn((int(start[-1]), case.heads, case.dim), generator=rng, device=device).to(case.dtype)
+    query = torch.randn((int(start[-1]), case.heads, case.dim), generator=rng, device=device).to(
+        case.dtype
+    )
     k_scale = v_scale = None
     cache_dtype = case.dtype
     if case.fp8:
@@ -69,7 +73,16 @@ def build(case: Case, rng: torch.Generator, device: torch.device) -> Batch:
         k_scale = 0.5 + torch.rand(case.kv_heads, generator=rng, device=device)
         v_scale = 0.5 + torch.rand(case.kv_heads, generator=rng, device=device)
     lens = torch.tensor(case.lens, dtype=torch.int32, device=device)
-    return Batch(query, k_cache.to(cache_dtype), v_cache.to(cache_dtype), table, lens, start, k_scale, v_scale)
+    return Batch(
+        query,
+        k_cache.to(cache_dtype),
+        v_cache.to(cache_dtype),
+        table,
+        lens,
+        start,
+        k_scale,
+        v_scale,
+    )
 
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -77,4 +90,6 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
     """Every element within the rounding of `dtype` of the float64 value."""
-    torch.testing.assert_close(got.to(torch.float64), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        got.to(torch.float64), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )

@@ -1,6 +1,8 @@
-"""Where the kernels run in these tests: on the GPU if there is one, else in Triton's interpreter, on the CPU.
+"""Where the kernels run in these tests: on the GPU if there is one, else in Triton's interpreter,
+on the CPU.
 
-The same test functions serve both. With a GPU every test that takes `device` carries the `gpu` mark.
+The same test functions serve both. With a GPU every test that takes `device` carries the `gpu`
+mark.
 """
 
 import os
@@ -18,7 +20,8 @@ else:
     HAS_GPU = torch.cuda.is_available()
     if not HAS_GPU:
         torch.set_num_threads(1)
-        # Triton reads it when a kernel is decorated, so it must be set before the first import of a kernel.
+        # Triton reads it when a kernel is decorated, so it must be set before the first import of a
+        # kernel.
         os.environ["TRITON_INTERPRET"] = "1"
 
 

@@ -1,5 +1,7 @@
 """Varlen causal prefill, contiguous and over a paged prefix, against float64."""
 
+from itertools import pairwise
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -61,9 +63,15 @@ def test_contiguous_prefill_equals_reference(heads, kv_heads, dim, window, rng, 
     query = torch.randn((50, heads, dim), generator=rng, device=device)
     key, value = torch.randn((2, 50, kv_heads, dim), generator=rng, device=device)
     got = flash_prefill(
-        query, key, value, torch.tensor(starts, dtype=torch.int32, device=device), 32, window=window, config=SMALL
+        query,
+        key,
+        value,
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        32,
+        window=window,
+        config=SMALL,
     )
-    for lo, hi in zip(starts, starts[1:], strict=False):
+    for lo, hi in pairwise(starts):
         want = attend(query[lo:hi], key[lo:hi], value[lo:hi], dim**-0.5, window)
         assert_close(got[lo:hi], want, torch.float32)
 
@@ -77,8 +85,10 @@ def test_prefill_in_chunks_equals_prefill_at_once(rng, device):
     )  # fmt: skip
     for lo, hi in ((0, 13), (13, 29), (29, 48)):
         chunk = flash_prefill(
-            whole.query[lo:hi], *caches, torch.tensor([0, hi - lo], dtype=torch.int32, device=device), hi - lo,
-            block_table=whole.block_table, seq_lens=torch.tensor([hi], dtype=torch.int32, device=device), config=SMALL,
+            whole.query[lo:hi], *caches, torch.tensor([0, hi - lo], dtype=torch.int32,
+            device=device), hi - lo,
+            block_table=whole.block_table, seq_lens=torch.tensor([hi], dtype=torch.int32,
+            device=device), config=SMALL,
         )  # fmt: skip
         torch.testing.assert_close(chunk, at_once[lo:hi], atol=2e-6, rtol=2e-6)
 

@@ -69,17 +69,23 @@ ROPE = {
 def test_rope_turns_and_writes_the_cache(name, rng, device):
     tokens, heads, kv_heads, dim, rotary_dim, interleaved, dtype, cache_dtype = ROPE[name]
     block_size, num_blocks = 4, 5
-    fused = torch.randn((tokens, (heads + 2 * kv_heads) * dim), generator=rng, device=device).to(dtype)
+    fused = torch.randn((tokens, (heads + 2 * kv_heads) * dim), generator=rng, device=device).to(
+        dtype
+    )
     query, key, value = fused.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
     query, key, value = (t.view(tokens, -1, dim) for t in (query, key, value))
     table = cos_sin_table(100, rotary_dim, device=device)
     positions = torch.randint(0, 100, (tokens,), generator=rng, device=device)
     slots = torch.randperm(block_size * num_blocks, generator=rng, device=device)[:tokens]
     slots[1] = -1
-    caches = [torch.zeros((num_blocks, block_size, kv_heads, dim), device=device).to(cache_dtype) for _ in range(2)]
+    caches = [
+        torch.zeros((num_blocks, block_size, kv_heads, dim), device=device).to(cache_dtype)
+        for _ in range(2)
+    ]
     scales = {}
     if cache_dtype == FP8:
-        # A small scale, so that some numbers saturate and others fall below the smallest normal one.
+        # A small scale, so that some numbers saturate and others fall below the smallest normal
+        # one.
         scales = {
             "k_scale": torch.full((kv_heads,), 0.004, device=device),
             "v_scale": torch.full((kv_heads,), 50.0, device=device),
@@ -87,12 +93,16 @@ def test_rope_turns_and_writes_the_cache(name, rng, device):
     want_q = rope_reference(query, table, positions, interleaved)
     want_k = rope_reference(key, table, positions, interleaved)
     want_v = value.clone()
-    rope_and_cache(query, key, value, table, positions, *caches, slots, interleaved=interleaved, **scales)
+    rope_and_cache(
+        query, key, value, table, positions, *caches, slots, interleaved=interleaved, **scales
+    )
     assert_close(query, want_q, dtype)
     assert_close(key, want_k, dtype)
     assert torch.equal(value, want_v)
 
-    for cache, written, scale in zip(caches, (key, value), scales.values() or (None, None), strict=True):
+    for cache, written, scale in zip(
+        caches, (key, value), scales.values() or (None, None), strict=True
+    ):
         want = torch.zeros((num_blocks * block_size, kv_heads, dim), device=device)
         stored = written.float()
         if scale is not None:
@@ -104,7 +114,10 @@ def test_rope_turns_and_writes_the_cache(name, rng, device):
 
 
 def test_copy_blocks_copies_and_touches_nothing_else(rng, device):
-    caches = [torch.randn((6, 16, 2, 40), generator=rng, device=device).to(dtype) for dtype in (F32, BF16, FP8)]
+    caches = [
+        torch.randn((6, 16, 2, 40), generator=rng, device=device).to(dtype)
+        for dtype in (F32, BF16, FP8)
+    ]
     pairs = [(0, 3), (0, 5), (2, 1)]
     want = copy_blocks_reference([c.float() for c in caches], pairs)
     copy_blocks(caches, pairs)

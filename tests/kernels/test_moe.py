@@ -52,7 +52,9 @@ def test_route_says_what_it_does_not_support(device):
         route(logits, 5)
     with pytest.raises(ValueError, match="method switch routes to one expert, got top_k 2"):
         route(logits, 2, method="switch")
-    with pytest.raises(ValueError, match="method topk is not supported; supported: softmax, noisy, switch"):
+    with pytest.raises(
+        ValueError, match="method topk is not supported; supported: softmax, noisy, switch"
+    ):
         route(logits, 2, method="topk")
     with pytest.raises(ValueError, match="noise and noise_logits belong to method noisy"):
         route(logits, 2, method="noisy")
@@ -60,12 +62,20 @@ def test_route_says_what_it_does_not_support(device):
 
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "block_m", "capacity"),
-    [(1, 8, 2, 16, None), (37, 5, 3, 16, None), (300, 4, 2, 32, None), (90, 64, 8, 16, None), (64, 4, 2, 16, 20)],
+    [
+        (1, 8, 2, 16, None),
+        (37, 5, 3, 16, None),
+        (300, 4, 2, 32, None),
+        (90, 64, 8, 16, None),
+        (64, 4, 2, 16, 20),
+    ],
     ids=lambda v: str(v),
 )
 def test_align_sorts_slots_by_expert(tokens, experts, top_k, block_m, capacity, rng, device):
     skew = torch.arange(experts, device=device) * (2.0 / experts)
-    chosen = route(torch.randn((tokens, experts), generator=rng, device=device) + skew, top_k).experts
+    chosen = route(
+        torch.randn((tokens, experts), generator=rng, device=device) + skew, top_k
+    ).experts
     got = align(chosen, experts, block_m, capacity)
     placed = [[] for _ in range(experts)]
     tile_rows, tile_expert = got.tile_rows.tolist(), got.tile_expert.tolist()
@@ -91,7 +101,12 @@ def layer(tokens, experts, top_k, dim, inner, dtype, rng, device):
 
     x = randn(tokens, dim)
     routing = route(randn(tokens, experts), top_k)
-    return x, randn(experts, 2 * inner, dim, scale=dim**-0.5), randn(experts, dim, inner, scale=inner**-0.5), routing
+    return (
+        x,
+        randn(experts, 2 * inner, dim, scale=dim**-0.5),
+        randn(experts, dim, inner, scale=inner**-0.5),
+        routing,
+    )
 
 
 LAYERS = {
@@ -138,7 +153,9 @@ def test_moe_with_shared_experts(weighted, rng, device):
 
 def test_moe_says_what_it_does_not_support(rng, device):
     x, gate_up, down, routing = layer(4, 4, 2, 64, 32, F32, rng, device)
-    with pytest.raises(ValueError, match=r"gate_up: expected shape \(4, 64, 64\), got \(4, 32, 64\)"):
+    with pytest.raises(
+        ValueError, match=r"gate_up: expected shape \(4, 64, 64\), got \(4, 32, 64\)"
+    ):
         fused_moe(x, gate_up[:, :32], down, routing)
     with pytest.raises(ValueError, match="shared_weight needs shared_gate_up"):
         fused_moe(x, gate_up, down, routing, shared_weight=x[:, 0])

@@ -83,7 +83,13 @@ def test_decode_reads_a_head_major_cache(rng, device):
         head_major = getattr(batch, name).transpose(1, 2).contiguous()
         setattr(batch, name, head_major.transpose(1, 2))
     got = paged_decode(
-        batch.query, batch.k_cache, batch.v_cache, batch.block_table, batch.seq_lens, 40, config=SMALL
+        batch.query,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_table,
+        batch.seq_lens,
+        40,
+        config=SMALL,
     )
     assert_close(got, want, torch.float32)
 
@@ -98,7 +104,9 @@ BROKEN = {
     "4 query heads are not a multiple of 3 KV heads": lambda b: b.update(
         {name: b[name].repeat(1, 1, 2, 1)[:, :, :3] for name in ("k_cache", "v_cache")}
     ),
-    "block_table holds 1 blocks of 16: too few": lambda b: b.update(block_table=b["block_table"][:, :1]),
+    "block_table holds 1 blocks of 16: too few": lambda b: b.update(
+        block_table=b["block_table"][:, :1]
+    ),
     "cache dtype bfloat16 is not supported; supported: float32, float8_e4m3fn": lambda b: b.update(
         k_cache=b["k_cache"].bfloat16()
     ),
@@ -108,8 +116,8 @@ BROKEN = {
     "2 query tokens for 1 requests, up to 1 each: pass query_start": lambda b: b.update(
         seq_lens=b["seq_lens"][:1], block_table=b["block_table"][:1]
     ),
-    "max_query_len 65 x 2 heads per KV head exceeds 128 rows: use flash_prefill": lambda b: b.update(
-        query_start=torch.tensor([0, 1, 2]), max_query_len=65
+    "max_query_len 65 x 2 heads per KV head exceeds 128 rows: use flash_prefill": lambda b: (
+        b.update(query_start=torch.tensor([0, 1, 2]), max_query_len=65)
     ),
     "window must be at least 1, got 0": lambda b: b.update(window=0),
 }

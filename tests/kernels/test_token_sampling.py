@@ -1,4 +1,5 @@
-"""Sampling and the verification of drafts, against float64 and against the distributions they promise."""
+"""Sampling and the verification of drafts, against float64 and against the distributions they
+promise."""
 
 import pytest
 
@@ -97,7 +98,9 @@ def test_verify_equals_reference(requests, k, vocab, known, rng, device):
     count = torch.arange(requests, dtype=torch.int32, device=device) % (k + 1)
     arguments = (tokens, draft if known else None, target, uniforms, last, count)
     got = verify_drafts(*arguments)
-    lists = [row[: n + 1] for row, n in zip(got.tokens.tolist(), got.num_accepted.tolist(), strict=True)]
+    lists = [
+        row[: n + 1] for row, n in zip(got.tokens.tolist(), got.num_accepted.tolist(), strict=True)
+    ]
     assert lists == verify_drafts_reference(*arguments)
     if known or vocab < 100:
         assert len({len(row) for row in lists}) > 1  # some accepted, some not
@@ -115,7 +118,9 @@ def test_verify_accepts_everything_when_draft_and_target_agree(rng, device):
 def test_verify_of_greedy_rows_compares_tokens(device):
     target = torch.nn.functional.one_hot(tensor([[1, 2, 3]], device, torch.int64), 5).float()
     uniforms = tensor([[0.9, 0.9]], device)
-    got = verify_drafts(tensor([[1, 4]], device, torch.int64), None, target, uniforms, tensor([0.9], device))
+    got = verify_drafts(
+        tensor([[1, 4]], device, torch.int64), None, target, uniforms, tensor([0.9], device)
+    )
     assert got.num_accepted.tolist() == [1]
     assert got.tokens[0, :2].tolist() == [1, 2]
 
@@ -131,7 +136,9 @@ def chi_square_p(tokens, probability):
     if rare.any():
         cells.append((observed[rare].sum()[None], expected[rare].sum()[None]))
     observed, expected = (torch.cat(parts) for parts in zip(*cells, strict=True))
-    return stats.chisquare(observed.numpy(), expected.numpy() * float(observed.sum() / expected.sum())).pvalue
+    return stats.chisquare(
+        observed.numpy(), expected.numpy() * float(observed.sum() / expected.sum())
+    ).pvalue
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["draft-model", "n-gram"])
@@ -151,8 +158,12 @@ def test_output_of_speculation_is_distributed_as_the_target(known, rng, device):
     target = torch.stack((first.expand(requests, -1), then[draft_1], then[draft_2]), 1)
     draft = torch.stack((q_first.expand(requests, -1), q_then[draft_1]), 1)
     uniforms = torch.rand((requests, 3), generator=rng, device=device)
-    got = verify_drafts(drafts, draft if known else None, target, uniforms[:, :2], uniforms[:, 2].contiguous())
-    rows = [row[: n + 1] for row, n in zip(got.tokens.tolist(), got.num_accepted.tolist(), strict=True)]
+    got = verify_drafts(
+        drafts, draft if known else None, target, uniforms[:, :2], uniforms[:, 2].contiguous()
+    )
+    rows = [
+        row[: n + 1] for row, n in zip(got.tokens.tolist(), got.num_accepted.tolist(), strict=True)
+    ]
 
     assert chi_square_p([row[0] for row in rows], first) > 0.01
     for depth in (1, 2):
@@ -161,9 +172,13 @@ def test_output_of_speculation_is_distributed_as_the_target(known, rng, device):
             if len(nexts) > 100:
                 assert chi_square_p(nexts, then[token]) > 0.001, (depth, token)
 
-    # The test can tell: correcting a rejection by a draw from p instead of the residual is seen at once.
+    # The test can tell: correcting a rejection by a draw from p instead of the residual is seen at
+    # once.
     fresh = torch.multinomial(first, requests, replacement=True, generator=rng).tolist()
-    wrong = [row[0] if n else other for row, n, other in zip(rows, got.num_accepted.tolist(), fresh, strict=True)]
+    wrong = [
+        row[0] if n else other
+        for row, n, other in zip(rows, got.num_accepted.tolist(), fresh, strict=True)
+    ]
     assert chi_square_p(wrong, first) < 1e-4
 
 
@@ -176,5 +191,7 @@ def test_sampling_says_what_it_does_not_support(device):
     with pytest.raises(ValueError, match="logits dtype float64 is not supported"):
         greedy(logits.double())
     drafts = torch.zeros((2, 1), dtype=torch.int64, device=device)
-    with pytest.raises(ValueError, match=r"target_probs: expected shape \(2, 2, \*\), got \(2, 1, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"target_probs: expected shape \(2, 2, \*\), got \(2, 1, 5\)"
+    ):
         verify_drafts(drafts, None, logits[:, None], one[:, None], one)
