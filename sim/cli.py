@@ -240,7 +240,7 @@ def _serve(simulation: Simulation, trace: Trace, label: str, quiet: bool) -> Res
     if progress is not None:
         progress.clear()
     if not quiet:
-        for note in result.summary["run"]["notes"]:
+        for note in result.system.notes:
             print(f"simulate: note: {note}", file=sys.stderr)
     return result
 

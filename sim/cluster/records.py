@@ -87,9 +87,12 @@ class Records:
 
     def columns(self) -> dict[str, IntArray]:
         """`COLUMNS` -> values, sorted by uid."""
-        rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        return {name: np.ascontiguousarray(rows[:, i]) for i, name in enumerate(COLUMNS)}
+        if not self._rows:
+            return {name: np.zeros(0, dtype=np.int64) for name in COLUMNS}
+        # A view while the columns are copied one by one: the rows of a long trace are large.
+        rows = np.frombuffer(self._rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+        order = np.argsort(rows[:, 0], kind="stable")
+        return {name: rows[order, i] for i, name in enumerate(COLUMNS)}
 
 
 def unserved(request: Request, status: Status, reason: str, now: int) -> RequestRecord:

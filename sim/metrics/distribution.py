@@ -44,14 +44,6 @@ def describe_weighted(ns: IntArray, counts: IntArray) -> dict[str, float | int |
     return _named(total, mean / NS, found, float(ns[-1]) / NS)
 
 
-def merge_equal(ns: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """The same weighted samples with each value once, sorted."""
-    values, where = np.unique(ns, return_inverse=True)
-    merged = np.zeros(len(values), dtype=np.int64)
-    np.add.at(merged, where, counts)
-    return values, merged
-
-
 def _next(rank: int, total: int) -> int:
     return min(rank + 1, total - 1)
 

@@ -10,7 +10,7 @@ import numpy as np
 from sim.cost.interface import PARTS, CostModel
 from sim.engine.log import StepLog
 from sim.engine.waste import WasteLog
-from sim.metrics.distribution import NS, IntArray, merge_equal
+from sim.metrics.distribution import NS, IntArray
 
 
 @dataclass
@@ -26,7 +26,7 @@ class StepDigest:
     parts_s: dict[str, float]
     gap_ns: IntArray
     gap_counts: IntArray
-    """Inter-token gaps and how many of each, sorted."""
+    """Inter-token gaps and how many of each."""
     peak_used_blocks: int
     mean_used_blocks: float
     mean_waste: dict[str, float] | None
@@ -50,7 +50,7 @@ def digest(log: StepLog, cost: CostModel, waste: WasteLog | None = None) -> Step
     begun = np.maximum(start, np.concatenate((start[:1], np.maximum.accumulate(end)[:-1])))
     busy = np.maximum(end - begun, 0)
     total = int(busy.sum())
-    gap_ns, gap_counts = merge_equal(*log.gaps(table))
+    gap_ns, gap_counts = log.gaps(table)
     return StepDigest(
         num_steps=len(log),
         end_ns=end,

@@ -17,7 +17,7 @@ from sim.cost.interface import PARTS, CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Status
 from sim.metrics.capacity import Capacity
-from sim.metrics.distribution import NS, IntArray, describe, describe_weighted, merge_equal
+from sim.metrics.distribution import NS, IntArray, describe, describe_weighted
 from sim.metrics.kv import kv_summary
 from sim.metrics.requests import BoolArray, RequestTimes
 from sim.metrics.stability import as_section, assess
@@ -101,10 +101,8 @@ def _requests(
 def _itl(digests: Sequence[StepDigest]) -> dict[str, float | int | None]:
     """Every gap between two tokens of one request, all requests, the warm-up included."""
     return describe_weighted(
-        *merge_equal(
-            np.concatenate([d.gap_ns for d in digests]),
-            np.concatenate([d.gap_counts for d in digests]),
-        )
+        np.concatenate([d.gap_ns for d in digests]),
+        np.concatenate([d.gap_counts for d in digests]),
     )
 
 

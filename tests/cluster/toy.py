@@ -91,7 +91,7 @@ class ToyEngine:
     def kv_used_blocks(self, now: int) -> int:
         return len(self.running)
 
-    def drain(self) -> list[RequestRecord]:
+    def drain(self, now: int | None = None) -> list[RequestRecord]:
         return self.running + self.waiting
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.distribution import describe, describe_weighted, merge_equal
+from sim.metrics.distribution import describe, describe_weighted
 
 SAMPLES = st.lists(st.tuples(st.integers(0, 10**10), st.integers(1, 9)), min_size=1, max_size=40)
 
@@ -19,15 +19,6 @@ def test_weighted_is_the_same_as_written_out(samples: list[tuple[int, int]]) -> 
     weighted = describe_weighted(ns, counts)
     written = describe(np.repeat(ns, counts) / 1e9)
     assert weighted == pytest.approx(written, rel=1e-12, abs=1e-15)
-
-
-@given(SAMPLES)
-def test_merging_equal_values_changes_nothing(samples: list[tuple[int, int]]) -> None:
-    ns = np.array([value % 5 for value, _ in samples])
-    counts = np.array([count for _, count in samples])
-    values, merged = merge_equal(ns, counts)
-    assert list(values) == sorted(set(ns.tolist()))
-    assert describe_weighted(values, merged) == pytest.approx(describe_weighted(ns, counts))
 
 
 def test_nothing_has_no_percentiles() -> None:
