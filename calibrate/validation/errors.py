@@ -90,6 +90,8 @@ def _groups(experiment: Experiment, c: Comparison) -> list[str]:
     """The lines of the table that this value counts in."""
     family, regime = experiment.family, experiment.regime or "?"
     if regime.startswith("sweep"):
+        if c.stage == WHOLE_RUN:
+            return []
         saturated = c.stage in SATURATED_STAGES
         if saturated:
             found = [f"{family}, saturated stages"]
