@@ -36,6 +36,18 @@ class Bench:
     @torch.inference_mode()
     def time(self, point: Point, budget_s: float = 0.1) -> Timing:
         """Raises torch's out-of-memory error when the point does not fit."""
+        make = self._builder(point)
+        call, size = make()
+        wanted = math.ceil(COLD_BYTES[self.device.type] / max(size, 1))
+        calls = [call, *(make()[0] for _ in range(min(wanted, MOST_COPIES) - 1))]
+        return measure(calls, self.device, budget_s=budget_s, warm_up_s=budget_s / 3)
+
+    @torch.inference_mode()
+    def call(self, point: Point) -> Call:
+        """The point's call, on inputs of its own."""
+        return torch.inference_mode()(self._builder(point)()[0])
+
+    def _builder(self, point: Point) -> Callable[[], tuple[Call, int]]:
         build: Callable[[Point], Callable[[], tuple[Call, int]]] = {
             "gemm": self._gemm,
             "attn_prefill": self._prefill,
@@ -43,11 +55,7 @@ class Bench:
             "moe": self._moe,
             "elementwise": self._elementwise,
         }[point.op]
-        make = build(point)
-        call, size = make()
-        wanted = math.ceil(COLD_BYTES[self.device.type] / max(size, 1))
-        calls = [call, *(make()[0] for _ in range(min(wanted, MOST_COPIES) - 1))]
-        return measure(calls, self.device, budget_s=budget_s, warm_up_s=budget_s / 3)
+        return build(point)
 
     def kernel(self, point: Point) -> str:
         """What runs the point here, for its row."""
