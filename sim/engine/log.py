@@ -9,7 +9,7 @@ one entry: only the ends and the KV usage take memory per step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ from sim.cost.interface import StepShapes
 
 IntArray = npt.NDArray[np.int64]
 
-_ENTRY = (
-    "num_steps",
+COLUMNS = (
     "start_ns",
+    "end_ns",
     "num_running",
     "num_waiting",
     "num_decodes",
@@ -33,7 +33,14 @@ _ENTRY = (
     "cached_tokens",
     "num_preempted",
     "num_gaps",
+    "kv_used_blocks",
 )
+"""The step table's, explained at `StepLog`."""
+
+_LARGE = ("start_ns", "decode_context", "decode_context_sq")
+_SMALL = ("num_steps", "num_running", "num_waiting", "num_decodes", "num_gaps")
+_EXTRA = ("decode_tokens", "num_sampled", "cached_tokens", "num_preempted")
+"""Columns of an entry: 64 and 32 bits wide, and those only an unusual step needs."""
 
 
 class StepLog:
@@ -55,10 +62,23 @@ class StepLog:
     one step are zero and counted (`num_zero_gaps`); so the ITL distribution is exact (`gaps`).
     """
 
-    __slots__ = ("_chunks", "_ends", "_entries", "_kv_used", "_long_gaps", "num_zero_gaps")
+    __slots__ = (
+        "_chunks",
+        "_ends",
+        "_extras",
+        "_kv_used",
+        "_large",
+        "_long_gaps",
+        "_num_entries",
+        "_small",
+        "num_zero_gaps",
+    )
 
     def __init__(self) -> None:
-        self._entries = array("q")  # len(_ENTRY) values per entry
+        self._num_entries = 0
+        self._large = array("q")  # values of _LARGE per entry
+        self._small = array("i")  # values of _SMALL per entry
+        self._extras = array("q")  # (entry, values of _EXTRA) where they are not the usual ones
         self._ends = array("q")  # one per step
         self._kv_used = array("i")  # one per step
         self._chunks = array("q")  # (step, tokens, prefix) per prefill chunk
@@ -90,38 +110,30 @@ class StepLog:
         num_gaps: int,
     ) -> None:
         """Append one step; `prefills` as in `StepShape`."""
-        prefill_tokens = 0
         if prefills:
             step = len(self._ends)
             for tokens, prefix in prefills:
-                prefill_tokens += tokens
                 self._chunks.extend((step, tokens, prefix))
-        self._entries.extend(
-            (
-                1,
-                start_ns,
-                num_running,
-                num_waiting,
-                num_decodes,
-                decode_tokens,
-                decode_context,
-                decode_context_sq,
-                len(prefills),
-                prefill_tokens,
-                num_sampled,
-                cached_tokens,
-                num_preempted,
-                num_gaps,
+        if (
+            num_sampled != num_decodes
+            or decode_tokens != num_decodes
+            or cached_tokens
+            or num_preempted
+        ):
+            self._extras.extend(
+                (self._num_entries, decode_tokens, num_sampled, cached_tokens, num_preempted)
             )
-        )
+        self._num_entries += 1
+        self._large.extend((start_ns, decode_context, decode_context_sq))
+        self._small.extend((1, num_running, num_waiting, num_decodes, num_gaps))
         self._ends.append(end_ns)
         self._kv_used.append(kv_used_blocks)
 
     def add_run(
         self,
         start_ns: int,
-        ends_ns: Iterable[int],
-        kv_used_blocks: Iterable[int],
+        ends_ns: Sequence[int],
+        kv_used_blocks: Sequence[int],
         num_running: int,
         num_waiting: int,
         num_decodes: int,
@@ -134,27 +146,11 @@ class StepLog:
         Step `i + 1` starts when step `i` ends; each context grows by one per step. The contexts
         and `num_gaps` are the first step's; in every later one all `num_decodes` have a gap.
         """
-        first = len(self._ends)
+        self._num_entries += 1
+        self._large.extend((start_ns, decode_context, decode_context_sq))
+        self._small.extend((len(ends_ns), num_running, num_waiting, num_decodes, num_gaps))
         self._ends.extend(ends_ns)
         self._kv_used.extend(kv_used_blocks)
-        self._entries.extend(
-            (
-                len(self._ends) - first,
-                start_ns,
-                num_running,
-                num_waiting,
-                num_decodes,
-                num_decodes,
-                decode_context,
-                decode_context_sq,
-                0,
-                0,
-                num_decodes,
-                0,
-                0,
-                num_gaps,
-            )
-        )
 
     def add_long_gap(self, step: int, ns: int) -> None:
         """A gap of `ns` that ends with row `step` and began before row `step - 1`."""
@@ -168,7 +164,7 @@ class StepLog:
 
     def table(self) -> dict[str, IntArray]:
         """The columns described above, equally long; `pandas.DataFrame(log.table())` works."""
-        entries = dict(zip(_ENTRY, _matrix(self._entries, len(_ENTRY)).T, strict=True))
+        entries = self._entries()
         repeats = entries.pop("num_steps")
         first = np.cumsum(repeats) - repeats
         columns = {name: np.repeat(values, repeats) for name, values in entries.items()}
@@ -183,10 +179,25 @@ class StepLog:
         columns["decode_context_sq"] += position * (2 * context + position * decodes)
         columns["decode_context"] = context + position * decodes
 
-        table = {"start_ns": columns.pop("start_ns"), "end_ns": ends}
-        table.update(columns)
-        table["kv_used_blocks"] = np.array(self._kv_used, dtype=np.int64)
-        return table
+        step, tokens, _ = self.chunks()
+        columns["num_prefills"] = np.bincount(step, minlength=len(ends))
+        columns["prefill_tokens"] = np.zeros(len(ends), dtype=np.int64)
+        np.add.at(columns["prefill_tokens"], step, tokens)
+        columns["end_ns"] = ends
+        columns["kv_used_blocks"] = np.array(self._kv_used, dtype=np.int64)
+        return {name: columns[name] for name in COLUMNS}
+
+    def _entries(self) -> dict[str, IntArray]:
+        large = _matrix(self._large, len(_LARGE)).T
+        small = _matrix(self._small, len(_SMALL)).T
+        extras = _matrix(self._extras, 1 + len(_EXTRA)).T
+        entries = {**dict(zip(_LARGE, large, strict=True)), **dict(zip(_SMALL, small, strict=True))}
+        usual = {"decode_tokens": entries["num_decodes"], "num_sampled": entries["num_decodes"]}
+        for name, values in zip(_EXTRA, extras[1:], strict=True):
+            column = usual[name].copy() if name in usual else np.zeros_like(entries["num_steps"])
+            column[extras[0]] = values
+            entries[name] = column
+        return entries
 
     def chunks(self) -> tuple[IntArray, IntArray, IntArray]:
         """(step, tokens, prefix) of every prefill chunk, in schedule order."""
@@ -220,13 +231,17 @@ class StepLog:
         order = np.lexsort((ns, step))
         return step[order], ns[order]
 
-    def gaps(self, table: dict[str, IntArray] | None = None) -> tuple[IntArray, IntArray]:
-        """All inter-token gaps as (ns, how many); not merged, not sorted, no zero weights.
-        `table` saves making it again."""
+    def gaps(
+        self, table: dict[str, IntArray] | None = None, since_ns: int = 0
+    ) -> tuple[IntArray, IntArray]:
+        """All inter-token gaps that end at `since_ns` or later (zero gaps: all), as (ns, how
+        many); not merged, not sorted, no zero weights. `table` saves making it again."""
         table = self.table() if table is None else table
-        ns = np.diff(table["end_ns"], prepend=table["end_ns"][:1])
-        some = table["num_gaps"] > 0
-        _, long_ns = self.long_gaps()
+        end = table["end_ns"]
+        ns = np.diff(end, prepend=end[:1])
+        some = (table["num_gaps"] > 0) & (end >= since_ns)
+        long_step, long_ns = self.long_gaps()
+        long_ns = long_ns[end[long_step] >= since_ns]
         zeros = np.full(1 if self.num_zero_gaps else 0, self.num_zero_gaps, dtype=np.int64)
         return (
             np.concatenate((ns[some], long_ns, np.zeros_like(zeros))),
