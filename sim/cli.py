@@ -77,6 +77,11 @@ def build_parser() -> Parser:
     system.add_argument(
         "--slo", metavar="K=S,..", help="limits in seconds: ttft=1,tpot=0.05,e2e=20"
     )
+    system.add_argument(
+        "--execute", metavar="DEVICE", nargs="?", const="auto",
+        help="run the steps on the real engine: cpu, cuda (default: the GPU if there is one)",
+    )  # fmt: skip
+    system.add_argument("--wall-clock", action="store_true", help="with --execute: in real time")
     system.add_argument("--seed", metavar="N", help="seed of everything random")
     system.add_argument("--no-fast-forward", action="store_true", help="walk every single step")
     system.add_argument("--config", metavar="FILE", help="scenario.yaml; flags override it")
@@ -98,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
-        print("simulate: interrupted", file=sys.stderr)
+        clear = "\r\033[K" if sys.stderr.isatty() else ""
+        print(f"{clear}simulate: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader (`| head`) has gone; Python would complain again when it closes stdout.
@@ -167,6 +173,10 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
     if args.slo is not None:
         for name, limit in _pairs(args.slo, "--slo", "ttft=SECONDS").items():
             set_path(tree, f"slo.{name.removesuffix('_s')}_s", limit)
+    if args.wall_clock:
+        if args.execute is None:
+            raise UserError("--wall-clock is for --execute: a simulation has no real time")
+        set_path(tree, "execute.wall_clock", True)
     if args.no_fast_forward:
         set_path(tree, "fast_forward", False)
     for setting in args.set:
@@ -193,6 +203,7 @@ _FLAGS = {
     "limit": "limit",
     "rate_scale": "rate_scale",
     "seed": "seed",
+    "execute": "execute.device",
 }
 
 
@@ -242,6 +253,8 @@ def _serve(simulation: Simulation, trace: Trace, label: str, quiet: bool) -> Res
     if not quiet:
         for note in result.system.notes:
             print(f"simulate: note: {note}", file=sys.stderr)
+    if simulation.ended_early:
+        print(f"simulate: ended early: {simulation.ended_early}", file=sys.stderr)
     return result
 
 

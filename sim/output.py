@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,13 +69,36 @@ def _rerunnable(result: Result) -> str:
     changes: dict[str, Any] = {}
     if scenario.trace is not None:
         changes["trace.path"] = str(Path(scenario.trace.path).resolve())
+    if scenario.generate is not None:
+        changes["generate"] = _with_absolute_files(scenario.generate)
     if scenario.cost.profile is not None:
         changes["cost.profile"] = str(Path(scenario.cost.profile).resolve())
+    if Path(scenario.model).exists():
+        changes["model"] = str(Path(scenario.model).resolve())
     for name in ("policy", "eviction", "admission", "routing"):
         place, colon, cls = getattr(scenario, name).name.rpartition(":")
-        if colon and place.endswith(".py"):
-            changes[f"{name}.name"] = f"{Path(place).resolve()}:{cls}"
+        file = Path(place if place.endswith(".py") else f"{place}.py")
+        if colon and file.is_file():
+            changes[f"{name}.name"] = f"{file.resolve()}:{cls}"
     return scenario.with_(changes).to_yaml()
+
+
+def _with_absolute_files(workload: Any) -> Any:
+    """A workload whose `empirical(FILE)` names absolute paths."""
+    if isinstance(workload, Mapping):
+        return {
+            k: str(Path(v).resolve())
+            if k in ("empirical", "file") and isinstance(v, str)
+            else _with_absolute_files(v)
+            for k, v in workload.items()
+        }
+    if not isinstance(workload, str):
+        return workload
+    return re.sub(
+        r"(empirical\(\s*(?:file\s*=\s*)?)['\"]?([^'\",()]+)['\"]?",
+        lambda found: f"{found[1]}'{Path(found[2].strip()).resolve()}'",
+        workload,
+    )
 
 
 def _plain(value: Any) -> Any:

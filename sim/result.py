@@ -103,7 +103,8 @@ class Result:
     @cached_property
     def _digests(self) -> list[StepDigest]:
         pairs = zip(self.logs, self.wastes, strict=True)
-        return [digest(log, self.system.cost, waste) for log, waste in pairs]
+        warm_up_ns = round(self.scenario.warm_up_s * NS)
+        return [digest(log, self.system.cost, waste, warm_up_ns) for log, waste in pairs]
 
     @cached_property
     def _times(self) -> RequestTimes:

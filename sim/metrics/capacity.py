@@ -43,6 +43,8 @@ class Capacity:
         """
         running = max(1, min(round(self.mean_running), budget // 2))
         chunk = min(CHUNK, budget - running)
+        if chunk < 1:
+            return self  # one token a step: every request costs the same per token
         context = round(self.prefill_tokens + self.output_tokens / 2) + 1
         decodes = StepShape(running, running * context, running * context**2, (), running)
         step_ns = cost.step_ns(decodes)

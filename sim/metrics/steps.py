@@ -41,8 +41,11 @@ class StepDigest:
         return np.where(self.end_ns[at] == times_ns, self.num_running[at], 0)
 
 
-def digest(log: StepLog, cost: CostModel, waste: WasteLog | None = None) -> StepDigest:
-    """Sum up `log`, and what the engine noted of its KV memory in each of its steps."""
+def digest(
+    log: StepLog, cost: CostModel, waste: WasteLog | None = None, warm_up_ns: int = 0
+) -> StepDigest:
+    """Sum up `log`, and what the engine noted of its KV memory in each of its steps. Gaps that
+    end before `warm_up_ns` are left out; all else covers the whole run."""
     table = log.table()
     start, end = table["start_ns"], table["end_ns"]
     used = table["kv_used_blocks"]
@@ -50,7 +53,7 @@ def digest(log: StepLog, cost: CostModel, waste: WasteLog | None = None) -> Step
     begun = np.maximum(start, np.concatenate((start[:1], np.maximum.accumulate(end)[:-1])))
     busy = np.maximum(end - begun, 0)
     total = int(busy.sum())
-    gap_ns, gap_counts = log.gaps(table)
+    gap_ns, gap_counts = log.gaps(table, warm_up_ns)
     return StepDigest(
         num_steps=len(log),
         end_ns=end,

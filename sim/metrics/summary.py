@@ -1,7 +1,8 @@
 """The summary of a run: every number of the JSON document, each defined once (here or below).
 
 Measured requests are those that arrived at or after the end of the warm-up. Latencies are the
-client's and cover completed requests; time to first token covers every request that had one.
+client's, of measured requests that completed; inter-token gaps are the engine's, of all requests.
+`stability`, `time` and `kv` cover the whole run.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _requests(
 
 
 def _itl(digests: Sequence[StepDigest]) -> dict[str, float | int | None]:
-    """Every gap between two tokens of one request, all requests, the warm-up included."""
+    """Every gap between two tokens of one request, all requests, that ended after the warm-up."""
     return describe_weighted(
         np.concatenate([d.gap_ns for d in digests]),
         np.concatenate([d.gap_counts for d in digests]),

@@ -132,6 +132,26 @@ def test_out_folder_can_be_run_again_with_identical_bytes(tmp_path: Path) -> Non
     assert set(requests["replica"]) == {0, 1}
 
 
+def test_generated_scenario_with_files_runs_again_from_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "own_router.py").write_text(
+        "from policies.routing.round_robin import RoundRobin\nclass Own(RoundRobin):\n    pass\n"
+    )
+    lines = traces.sample_path().read_text().splitlines(keepends=True)[:50]
+    (tmp_path / "t.csv").write_text("".join(lines))
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    simulate(
+        *("--generate", "poisson:rate=3,n=20,lengths=empirical(t.csv)", "--out", "out"),
+        *("--routing", "own_router:Own", "--replicas", 2),
+        cwd=tmp_path,
+        env=environment,
+    )
+    again = ("--config", tmp_path / "out" / "scenario.yaml", "--out", tmp_path / "again")
+    simulate(*again, cwd="/", env=environment)
+    for name in ("requests.parquet", "steps.parquet", "scenario.yaml"):
+        ours, theirs = (tmp_path / folder / name for folder in ("out", "again"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
 def test_compare_prints_the_policies_side_by_side(tmp_path: Path) -> None:
     table = simulate("--generate", SMALL, "--compare", "chunked,continuous,static", "--quiet")
     assert [name for name in ("chunked", "continuous", "static") if name in table.stdout] == [
