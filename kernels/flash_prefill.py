@@ -37,27 +37,26 @@ class PrefillConfig(NamedTuple):
 def prefill_config(
     arch: int, head_dim: int, element_size: int, rows: int, window: bool
 ) -> PrefillConfig:
-    """Tile for a chip, head dimension, bytes per number, rows of the longest chunk (tokens x
-    group), window or not.
+    """Tile for a chip, head dimension, bytes per number, rows (tokens x group) of the longest chunk.
 
-    Chosen so that nothing spills: Hopper keeps 128 rows as two warp groups of wgmma and 128 keys in
-    two stages of its 227 KB; a window adds a third loop, hence fewer keys. Ampere and Ada hold the
-    operands of a product in registers, which limits them before their 163 and 99 KB do. Exact fp32
-    runs on plain multiply-adds in small tiles.
+    Chosen so that nothing spills and a tile is always on the way while another is worked on. Hopper
+    keeps 128 rows as two warp groups of wgmma and three tiles of 128 keys in its 227 KB; a window
+    adds a third loop, hence fewer keys. Ampere and Ada hold the operands of a product in registers,
+    which limits them before their 163 and 99 KB do. Exact fp32 runs on plain multiply-adds.
     """
     padded = runtime.next_power_of_2(head_dim)
     if element_size == 4:
         return PrefillConfig(16, 16, num_warps=4, num_stages=2)
     if padded == 256:
         if arch >= 90 and rows > 64:
-            return PrefillConfig(128, 32, num_warps=8, num_stages=2)
-        return PrefillConfig(64, 32, num_warps=8, num_stages=2)
+            return PrefillConfig(128, 32, num_warps=8, num_stages=3)
+        return PrefillConfig(64, 16 if arch == 89 else 32, num_warps=8, num_stages=3)
     block_m, num_warps = (64, 4) if rows <= 64 else (128, 8)
     if arch >= 90:
-        if window or rows <= 64:
-            return PrefillConfig(block_m, 64, num_warps, num_stages=3)
-        return PrefillConfig(block_m, 128, num_warps, num_stages=2)
-    return PrefillConfig(block_m, 64 if padded == 64 and rows > 64 else 32, num_warps, num_stages=3)
+        block_n = 64 if window or rows <= 64 else 128
+    else:
+        block_n = 64 if padded == 64 and rows > 64 else 32
+    return PrefillConfig(block_m, block_n, num_warps, num_stages=3)
 
 
 @triton.jit
