@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from calibrate.validation import deployments
+from calibrate.validation import deployments, engine
 from sim.errors import UserError
 
 
@@ -47,6 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     deployments.add_arguments(command)
     command.set_defaults(run=deployments.run)
+    command = commands.add_parser(
+        "engine",
+        help="run a trace on the real engine, simulate it, and compare",
+        description=engine.__doc__,
+    )
+    engine.add_arguments(command)
+    command.set_defaults(run=engine.run)
     return parser
 
 

@@ -10,6 +10,11 @@ class UserError(Exception):
     """A mistake of the user: the message names what, where and what to do, in one line."""
 
 
+class RunEnded(UserError):
+    """A run that cannot go on, such as a device out of memory: what was served until then stands,
+    and the message says what happened."""
+
+
 def normalise(name: str) -> str:
     """The form in which names are compared: lower case, letters and digits only."""
     return "".join(c for c in name.lower() if c.isalnum())

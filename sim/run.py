@@ -11,9 +11,9 @@ from sim.cluster.arrivals import Progress, arrivals
 from sim.cluster.clock import Clock, Rank
 from sim.cluster.cluster import Cluster
 from sim.cluster.records import STATUSES
-from sim.engine.interface import Status
-from sim.errors import UserError
-from sim.metrics.capacity import Capacity, measure_capacity
+from sim.engine.interface import Engine, Status
+from sim.errors import RunEnded, UserError
+from sim.metrics.capacity import MIN_WINDOW, TURNOVERS, Capacity, measure_capacity
 from sim.metrics.distribution import NS, IntArray
 from sim.metrics.sample import typical_requests
 from sim.protocols import AdmissionPolicy, RoutingPolicy
@@ -90,7 +90,7 @@ class Simulation:
         self.system = system = System.of(scenario)
         self.trace: Trace | None = None
         self.clock = Clock()
-        engines = [system.engine(i) for i in range(scenario.cluster.replicas)]
+        engines = self._engines()
         timeout_s = scenario.client.timeout_s
         self.cluster = Cluster(
             self.clock,
@@ -104,6 +104,34 @@ class Simulation:
         self.wall_s = self.cpu_s = 0.0
         """Wall and CPU time spent in the event loop."""
         self._submitted: dict[int, Request] = {}
+        self.ended_early = ""
+        """Why the run could not go on (only the real engine runs out of memory)."""
+
+    def _engines(self) -> list[Engine]:
+        """One per replica; with `execute.device` the real engine runs their steps."""
+        system, settings = self.system, self.scenario.execute
+        replicas = range(self.scenario.cluster.replicas)
+        if settings.device is None:
+            return [system.engine(i) for i in replicas]
+        try:
+            from calibrate.engine.execute import Execution
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "triton"):
+                raise
+            raise UserError(
+                f"--execute needs {error.name}: pip install 'tokentwin[kernels]'"
+            ) from error
+        execution = Execution(
+            self.scenario.model,
+            system.config,
+            system.cost,
+            device=settings.device,
+            dtype=settings.dtype,
+            seed=self.scenario.seed,
+            now_ns=(lambda: self.clock.now_ns) if settings.wall_clock else None,
+        )
+        system.cost = execution.cost
+        return [system.engine(i, executor=execution.executor(i)) for i in replicas]
 
     def serve(self, trace: Trace, progress: Progress | None = None) -> None:
         """Let the requests of `trace` arrive at their times. Once, and before anything else."""
@@ -148,7 +176,10 @@ class Simulation:
 
     def _run(self, until_ns: int | None) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
-        self.clock.run(until_ns)
+        try:
+            self.clock.run(until_ns)
+        except RunEnded as error:
+            self.ended_early = str(error)
         self.wall_s += time.perf_counter() - wall
         self.cpu_s += time.process_time() - cpu
 
@@ -187,7 +218,10 @@ class Simulation:
         sample = typical_requests(rows, self.trace, self._submitted)
         # A copy: the cost model counts its extrapolations, and these are not the run's.
         engine = system.engine(0, copy.copy(system.cost))
-        found = measure_capacity(engine, sample.requests, backlog, sample.window)
+        effort = (sample.window, TURNOVERS)
+        if system.why_plain is not None:  # a step costs as much as it has requests
+            effort = (min(sample.window, MIN_WINDOW // 3), TURNOVERS // 2)
+        found = measure_capacity(engine, sample.requests, backlog, *effort)
         if found is None:
             return None
         prefill = (rows["prompt_tokens"] - rows["cached_tokens"])[served]

@@ -62,6 +62,18 @@ class CostSettings:
 
 
 @dataclass(frozen=True)
+class ExecuteSettings:
+    """The real engine in the place of the cost model (`simulate --execute`)."""
+
+    device: str | None = None
+    """cpu, cuda, cuda:N, or auto (the GPU if there is one); None: steps are modelled."""
+    dtype: str = "bf16"
+    """Of the weights: bf16, fp16 or fp32."""
+    wall_clock: bool = False
+    """Serve in real time, not on a virtual clock of measured durations."""
+
+
+@dataclass(frozen=True)
 class ClusterSettings:
     replicas: int = 1
 
@@ -105,6 +117,7 @@ class Scenario:
     model: str = "Llama-3-8B"
     gpu: str = "A100-80G"
     cost: CostSettings = CostSettings()
+    execute: ExecuteSettings = ExecuteSettings()
     policy: PolicyChoice = PolicyChoice("chunked")
     eviction: PolicyChoice = PolicyChoice("lru")
     admission: PolicyChoice = PolicyChoice("always")
@@ -205,6 +218,7 @@ class Scenario:
 
 _SECTIONS: dict[str, type] = {
     "cost": CostSettings,
+    "execute": ExecuteSettings,
     "cluster": ClusterSettings,
     "client": ClientSettings,
     "slo": SLO,

@@ -16,6 +16,7 @@ from sim.cost.interface import CostModel
 from sim.cost.models import ModelShape, model
 from sim.cost.profile import load as load_profile
 from sim.engine.config import EngineConfig
+from sim.engine.executor import Executor
 from sim.engine.interface import Engine
 from sim.metrics.kv import keeps_more_than_it_uses
 from sim.protocols import EvictionPolicy, SchedulingPolicy
@@ -81,10 +82,13 @@ class System:
         )
         return made
 
-    def engine(self, replica: int, cost: CostModel | None = None) -> Engine:
-        """A new, empty engine with policies of its own; `cost` instead of the system's."""
+    def engine(
+        self, replica: int, cost: CostModel | None = None, executor: Executor | None = None
+    ) -> Engine:
+        """A new, empty engine with policies of its own; `cost` instead of the system's, and
+        `executor` instead of the modelled one."""
         cost = self.cost if cost is None else cost
-        if self.why_plain is None:
+        if self.why_plain is None and executor is None:
             from sim.engine.fast import FastEngine
 
             return FastEngine(self.config, cost, self.policy(replica), self.eviction(replica))
@@ -96,6 +100,7 @@ class System:
             cost,
             policy,
             self.eviction(replica),
+            executor=executor,
             track_waste=keeps_more_than_it_uses(policy),
         )
 

@@ -56,7 +56,8 @@ def _torch_grouped(device: torch.device, sizes: Sizes) -> Callable[[], Any] | No
 
     def make(*size: int) -> torch.Tensor:
         scale = float(size[-1]) ** -0.5
-        return (torch.randn(size, device=device) * scale).to(torch.bfloat16)
+        made: torch.Tensor = torch.randn(size, device=device) * scale
+        return made.to(torch.bfloat16)
 
     x = make(sizes.moe_tokens, hidden)
     gate_up, down = make(experts, 2 * inter, hidden), make(experts, hidden, inter)

@@ -17,10 +17,10 @@ from sim.cost.interface import StepShape
 from sim.engine.config import EngineConfig
 from sim.engine.executor import StepOutcome
 from sim.engine.plan import StepPlan
-from sim.errors import UserError
+from sim.errors import RunEnded, UserError
 
 
-class OutOfMemory(UserError):
+class OutOfMemory(RunEnded):
     """The device could not hold a step. What was served before it stays valid."""
 
 

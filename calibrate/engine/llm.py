@@ -127,24 +127,25 @@ def make_decoder(arch: Architecture, weights: Weights, config: EngineConfig) -> 
     shape = arch.shape
     if config.sliding_window != shape.sliding_window:
         arch = replace(arch, shape=replace(shape, sliding_window=config.sliding_window))
-    try:
-        return Decoder(
-            arch,
-            weights,
-            ops_for(weights.device),
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            # Drafts may reach past the longest context.
-            max_positions=config.max_model_len + config.num_speculative_tokens + 1,
-        )
-    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        width = weights.embedding.element_size()
-        per_block = 2 * shape.layers * shape.kv_heads * shape.head_dim * config.block_size * width
+    width = weights.embedding.element_size()
+    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+    needed = config.num_blocks * config.block_size * per_token
+    free = free_bytes(weights.device)
+    if needed > free:
         raise UserError(
-            f"{config.num_blocks} KV blocks of {shape.name} take "
-            f"{config.num_blocks * per_block / 1e9:.1f} GB, more than is free; "
-            f"set a smaller num_gpu_blocks"
-        ) from error
+            f"{config.num_blocks} KV blocks of {shape.name} take {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free on {weights.device}; set a smaller "
+            f"engine.num_gpu_blocks"
+        )
+    return Decoder(
+        arch,
+        weights,
+        ops_for(weights.device),
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        # Drafts may reach past the longest context.
+        max_positions=config.max_model_len + config.num_speculative_tokens + 1,
+    )
 
 
 class Llm:

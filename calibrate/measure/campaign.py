@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from calibrate.engine.architecture import Architecture
+from calibrate.engine.architecture import Architecture, architecture
 from calibrate.engine.device import free_bytes, pick_device
 from calibrate.engine.llm import load_weights_of, make_runner
 from calibrate.engine.memory import fill_blocks
-from calibrate.engine.small import any_architecture, engine_config
+from calibrate.engine.settings import engine_config
 from calibrate.engine.threads import one_thread
 from calibrate.engine.tokens import TraceTokens
 from calibrate.engine.weights import DTYPES
@@ -49,7 +49,7 @@ def run_campaign(args: argparse.Namespace, console: Console | None = None) -> Pr
     if args.dtype not in DTYPES:
         raise unknown("dtype", args.dtype, DTYPES)
     budget_s = seconds(args.budget)
-    arch = any_architecture(args.model)
+    arch = architecture(args.model)
     begin = time.monotonic()
     machine = describe_machine(device)
     with one_thread(device), progress_bar() as show:
@@ -73,7 +73,7 @@ def run_campaign(args: argparse.Namespace, console: Console | None = None) -> Pr
     noise = {"noisy_points": sum(bool(r["noisy"]) for r in store.rows.values())}
     profile = Profile(
         gpu=chip.name,
-        entries=(*(f.entry for f in fits), *_other_entries(collectives, extra, about),
+        entries=(*(f.entry for f in fits), _overheads(extra["overheads_us"], about),
                  *([entry_of(engine, arch.shape, args.dtype, machine)] if engine else [])),
         provenance=about,
         created=machine["date"],
@@ -144,30 +144,12 @@ def _chip(
         )
 
 
+def _overheads(us: Mapping[str, float], about: str) -> Entry:
+    return Entry("overhead", {"engine": "tokentwin"}, dict(us), provenance=about)
+
+
 def _collectives(tp: int, device: torch.device) -> list[dict[str, Any]]:
     return measure_collectives(tp, device.type) if tp > 1 else []
-
-
-def _other_entries(
-    collectives: list[dict[str, Any]], extra: Mapping[str, Any], about: str
-) -> list[Entry]:
-    entries = [
-        Entry("overhead", {"engine": "tokentwin"}, dict(extra["overheads_us"]), provenance=about)
-    ]
-    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
-    for row in collectives:
-        groups.setdefault((row["op"], row["world"], row["impl"]), []).append(row)
-    for (op, world, impl), rows in groups.items():
-        entries.append(
-            Entry(
-                op,
-                {"dtype": "bf16", "world": world, "impl": impl, "engine": "tokentwin"},
-                {"bytes": [r["bytes"] for r in rows], "us": [r["us"] for r in rows]},
-                points=len(rows),
-                provenance=about,
-            )
-        )
-    return entries
 
 
 def _engine(
@@ -202,9 +184,9 @@ def _report(
     for name in ("operator", "kernel", "points", "held out", "median", "p90"):
         table.add_column(name, justify="left" if name in ("operator", "kernel") else "right")
     for f in fits:
-        kernel = " ".join(
-            str(f.entry.key[k]) for k in ("kernel", "distribution") if k in f.entry.key
-        )
+        key = f.entry.key
+        names = ("kernel", "distribution", "op", "world")
+        kernel = " ".join(str(key[name]) for name in names if name in key)
         table.add_row(f.entry.op, kernel, str(f.entry.points), str(f.held),
                       f"{f.holdout_median:.1f}", f"{f.holdout_p90:.1f}")  # fmt: skip
     if engine is not None:

@@ -15,7 +15,7 @@ from sim.cost.measured import ChunkCost, Curve, StepFit
 FloatArray = npt.NDArray[np.float64]
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "linear": ("embedding", "norm", "qkv", "rope", "o", "gate_up", "act", "down"),
+    "linear": ("embedding", "norm", "qkv", "rope", "o", "gate_up", "act", "down", "graph"),
     "moe": ("moe",),
     "attention_decode": ("attention_decode",),
     "attention_prefill": ("attention_prefill",),

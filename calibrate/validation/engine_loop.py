@@ -11,13 +11,14 @@ import numpy as np
 import yaml
 
 import traces
+from calibrate.engine.architecture import architecture
 from calibrate.engine.closed_loop import VirtualTime
 from calibrate.engine.device import pick_device
 from calibrate.engine.executor import WallClock
 from calibrate.engine.llm import load_weights_of, make_runner
 from calibrate.engine.memory import fill_blocks
 from calibrate.engine.runner import ModelRunner
-from calibrate.engine.small import any_architecture, engine_config
+from calibrate.engine.settings import engine_config
 from calibrate.engine.threads import one_thread
 from calibrate.engine.tokens import TraceTokens
 from calibrate.measure.budget import Show, progress_bar, seconds
@@ -67,7 +68,7 @@ class Loops:
 
 def run_loops(args: argparse.Namespace) -> Loops:
     device = pick_device(args.device)
-    arch = any_architecture(args.model)
+    arch = architecture(args.model)
     config = engine_config(arch, device.type, engine_settings(args.set))
     budget_s = seconds(args.budget)
     machine_meta = describe_machine(device)

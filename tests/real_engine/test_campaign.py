@@ -54,9 +54,7 @@ def test_the_engine_entry_is_a_cost_model(tmp_path):
     assert (
         calibrate("--device", "cpu", "--model", "small", "--budget", "6s", "--out", str(out)) == 0
     )
-    from calibrate.engine.small import SMALL
-
-    cost = measured_cost(load(out), SMALL["small"])
+    cost = measured_cost(load(out), model("small"))
     run = cost.decode_run_ns(3, 300, 30000, 5)
     steps = [
         cost.step_ns(StepShape(3, 300 + 3 * i, 30000 + 600 * i + 3 * i * i, [], 3))

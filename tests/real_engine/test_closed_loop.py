@@ -139,7 +139,7 @@ def test_drift_stretches_the_simulation():
     ("args", "message"),
     [
         (["--device", "tpu"], "unknown device 'tpu'"),
-        (["--model", "smal"], "small-moe"),
+        (["--model", "smal"], "did you mean 'small'"),
         (["--limit", "0"], "--limit must be at least 1"),
         (["--load", "1.5"], "--load must be between 0 and 1"),
         (["--budget", "soon"], "a budget is a time such as 90s"),

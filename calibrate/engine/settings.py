@@ -1,39 +1,13 @@
-"""Models small enough for a CPU core, and engine settings that suit them."""
+"""Engine settings for running the real engine outside a simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from calibrate.engine.architecture import Architecture, architecture
-from sim.cost.models import ModelShape, MoeShape
+from calibrate.engine.architecture import Architecture
 from sim.engine.config import EngineConfig
-from sim.errors import UserError, normalise, unknown
-
-SMALL = {
-    "small": ModelShape(
-        name="small", layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=704,
-        vocab=4096, context=4096, source="for checks on a CPU",
-    ),
-    "small-moe": ModelShape(
-        name="small-moe", layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512,
-        vocab=4096, context=4096, moe=MoeShape(experts=8, topk=2, intermediate=512),
-        source="for checks on a CPU",
-    ),
-}  # fmt: skip
-
-
-def any_architecture(name: str) -> Architecture:
-    """A small model, a built-in one, or a folder with a config.json."""
-    shape = SMALL.get(normalise(name).replace("moe", "-moe"))
-    if shape is not None:
-        return Architecture(shape)
-    try:
-        return architecture(name)
-    except UserError as error:
-        if "unknown model" in str(error):
-            raise UserError(f"{error}; for a CPU there are also {', '.join(SMALL)}") from error
-        raise
+from sim.errors import unknown
 
 
 def engine_config(
