@@ -36,6 +36,9 @@ class ResolvedSystem(Protocol):
     @property
     def why_plain(self) -> str | None: ...
 
+    @property
+    def fast(self) -> bool: ...
+
 
 @dataclass
 class Result:
@@ -82,7 +85,7 @@ class Result:
             "events": self.num_events,
             "simulated_s": self.end_ns / NS,
             "replicas": len(self.logs),
-            "engine": "plain" if self.system.why_plain else "fast",
+            "engine": "fast" if self.system.fast else "plain",
             "why_plain": self.system.why_plain,
             "policy": self.scenario.policy.name,
             "notes": self.system.notes,

@@ -61,12 +61,15 @@ class System:
 
     @cached_property
     def why_plain(self) -> str | None:
-        """Why the plain engine runs this scenario; None when the fast one does."""
-        if not self.scenario.fast_forward:
-            return "fast_forward is off"
+        """Why only the plain engine can run this scenario; None when the fast one can too."""
         from sim.engine.fast import why_plain
 
         return why_plain(self.config, self.policy(0), self.eviction(0))
+
+    @property
+    def fast(self) -> bool:
+        """Whether the fast engine runs it."""
+        return self.scenario.fast_forward and self.why_plain is None
 
     def policy(self, replica: int) -> SchedulingPolicy:
         """A new scheduling policy object for one replica."""

@@ -13,7 +13,7 @@ from sim.request import Request
 MIN_WINDOW = 1000
 """Fewest requests to measure."""
 TURNOVERS = 4
-"""Times the batch is replaced during the measurement, at least."""
+"""Times the batch is replaced during the measurement, at least; half as often before it."""
 
 
 CHUNK = 256
@@ -57,13 +57,17 @@ class Capacity:
 
 
 def measure_capacity(
-    engine: Engine, source: Iterator[Request], backlog: int, window: int = MIN_WINDOW
+    engine: Engine,
+    source: Iterator[Request],
+    backlog: int,
+    window: int = MIN_WINDOW,
+    turnovers: int = TURNOVERS,
 ) -> Capacity | None:
     """Feed requests so that `backlog` always wait, until the rate of leaving is known from at
-    least `window` of them.
+    least `window` of them and `turnovers` of the batch.
 
-    The engine must be fresh. The batch has turned over twice before the measurement starts, so
-    that its requests are in all phases of their lives as they would be in the long run. Requests
+    The engine must be fresh. The batch turns over before the measurement starts too, so that its
+    requests are in all phases of their lives as they would be in the long run. Requests
     that the engine rejects count as served: they are part of the load. None when `source` ends
     before there is anything to measure.
     """
@@ -99,10 +103,10 @@ def measure_capacity(
         engine.advance(now)
         peak = max(peak, engine.num_running)
         if not measuring:
-            if finished >= 2 * peak > 0:
+            if finished >= turnovers * peak / 2 > 0:
                 measuring, begun_ns, begun_left = True, now, left
                 begun_finished, begun_prefilled, begun_generated = finished, prefilled, generated
-        elif left - begun_left >= max(window, TURNOVERS * peak):
+        elif left - begun_left >= max(window, turnovers * peak):
             break
     number = finished - begun_finished
     if not measuring or now == begun_ns or not number:
