@@ -87,6 +87,12 @@ def gpu(name: str) -> Gpu:
     return found
 
 
+def aliases(card: Gpu) -> tuple[str, ...]:
+    """The names of a GPU: its own and, when it is built in, all others."""
+    known: list[str] = next((e["aliases"] for e in _entries() if e["name"] == card.name), [])
+    return (card.name, *known)
+
+
 def gpu_from_datasheet(entry: Mapping[str, Any], where: str) -> Gpu:
     """A GPU described by the user, with the keys of `data/gpus.json`; `sms`, `l2_mb` and links
     have neutral defaults. Raises UserError for a missing or wrong key, naming `where`."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.cost import rooflines
 from sim.cost.hardware import Gpu
-from sim.cost.profile import Entry, Profile
-from sim.cost.rooflines import Array, Roofline, Work
+from sim.cost.models import DTYPE_BYTES
+from sim.cost.operators import FORMS, Form
+from sim.cost.operators.base import Array, Columns
+from sim.cost.profile import Entry, Profile, built_in
+from sim.cost.residual import Residual
 
 KERNEL_US = 2.0
 """Shortest time of a small kernel inside a CUDA graph (notes on the open deployments)."""
@@ -23,33 +25,41 @@ STREAM_EFFICIENCY = 0.8
 
 @dataclass(frozen=True)
 class Operator:
-    """A fitted operator: the bounded p-norm roofline times exp(residual)."""
+    """A fitted operator: its form times exp(residual)."""
 
-    roofline: Roofline
-    dtype: str
+    form: Form
+    entry: Entry
     gpu: Gpu
 
-    @classmethod
-    def of(cls, fit: Mapping[str, Any], dtype: str, gpu: Gpu) -> Operator:
-        return cls(Roofline(**fit["roofline"]), dtype, gpu)
+    @cached_property
+    def residual(self) -> Residual:
+        return Residual.from_json(self.entry.fit["residual"])
 
-    def us(self, work: Work) -> Array:
-        return self.roofline.us(work, self.gpu, self.dtype)
+    def us(self, columns: Columns, *, cold: bool = False) -> Array:
+        """Microseconds of the calls whose sizes are given; see `Form.us` for `cold`."""
+        fit, key = self.entry.fit, self.entry.key
+        work = self.form.work(columns, self.gpu, key, fit["variant"])
+        base = self.form.us(fit["coefficients"], work, self.gpu, key, cold=cold)
+        result: Array = base * np.exp(self.residual(self.form.axes(work)))
+        return result
 
 
 class Predictor:
-    """Predictions for one GPU. Arguments broadcast; results are microseconds per call."""
+    """Predictions for one GPU. Arguments broadcast; results are microseconds per call.
+
+    What the profile lacks (an operator, a data type) comes from the built-in profiles of the GPU
+    and of its nearest relative.
+    """
 
     def __init__(self, profile: Profile, gpu: Gpu) -> None:
         profile.require(gpu)
         self.profile = profile
         self.gpu = gpu
-        self._chosen: dict[tuple[str, ...], Operator] = {}
+        self._chosen: dict[tuple[Any, ...], Operator] = {}
 
     def gemm_us(self, m: npt.ArrayLike, n: int, k: int, dtype: str) -> Array:
         """x[m,k] w[k,n]; `dtype` is the weights' (`bf16`, `fp8`, `int4`, ...)."""
-        chosen = self._operator("gemm", dtype)
-        return chosen.us(rooflines.gemm(m, n, k, dtype))
+        return self._operator("gemm", dtype=dtype).us(_columns(m=m, n=n, k=k))
 
     def prefill_us(
         self,
@@ -59,11 +69,18 @@ class Predictor:
         kv_heads: int,
         head_dim: int,
         kv_dtype: str,
+        batch: npt.ArrayLike = 1,
     ) -> Array:
-        """Attention of one chunk of `q_len` tokens after `prefix` cached ones."""
-        chosen = self._operator("prefill", "bf16", kv_dtype)
-        work = rooflines.prefill(1, q_len, prefix, heads, kv_heads, head_dim, kv_dtype)
-        return chosen.us(work)
+        """Attention of `batch` chunks of `q_len` tokens after `prefix` cached ones."""
+        columns = _columns(
+            batch=batch,
+            q_len=q_len,
+            prefix=prefix,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+        )
+        return self._operator("prefill", kv_dtype=kv_dtype).us(columns, cold=True)
 
     def decode_us(
         self,
@@ -75,8 +92,10 @@ class Predictor:
         kv_dtype: str,
     ) -> Array:
         """Attention of `batch` sequences, one new token each, `kv_len` tokens of KV each."""
-        chosen = self._operator("decode", "bf16", kv_dtype)
-        return chosen.us(rooflines.decode(batch, kv_len, heads, kv_heads, head_dim, kv_dtype))
+        columns = _columns(
+            batch=batch, kv_len=kv_len, heads=heads, kv_heads=kv_heads, head_dim=head_dim
+        )
+        return self._operator("decode", kv_dtype=kv_dtype).us(columns, cold=True)
 
     def moe_us(
         self,
@@ -90,18 +109,21 @@ class Predictor:
         dtype: str,
     ) -> Array:
         """Routed experts of one GPU under balanced routing; `tokens` counted over `ep` ranks."""
-        chosen = self._operator("moe", dtype)
-        return chosen.us(rooflines.moe(tokens, hidden, inter, topk, experts, tp, ep, dtype))
+        columns = _columns(
+            tokens=tokens, hidden=hidden, inter=inter, topk=topk, experts=experts, tp=tp, ep=ep
+        )
+        return self._operator("moe", dtype=dtype, distribution="balanced").us(columns)
 
     def collective_us(self, op: str, size: npt.ArrayLike, world: int) -> Array:
         """`size` bytes over `world` GPUs of one node, inside a CUDA graph."""
-        size = np.asarray(size, dtype=np.float64)
         if world == 1:
-            return np.zeros_like(size)
-        share = (world - 1) / world * (2 if op == "all_reduce" else 1)
-        seconds = size * share / (0.75 * self.gpu.link_bytes_per_s)
-        result: Array = seconds * 1e6 + 3.0 + 1.0 * np.log2(world)
-        return result
+            return np.zeros_like(np.asarray(size, dtype=np.float64))
+        chosen = self._operator("collective", op=op, world=world)
+        known = int(chosen.entry.key["world"])
+        us = chosen.us(_columns(bytes=size))
+        # A world size that was not timed: the same bytes per link, one step more per doubling.
+        share = ((world - 1) / world) / ((known - 1) / known)
+        return us if known == world else us * share + np.log2(world / known)
 
     def elementwise_us(self, moved: npt.ArrayLike) -> Array:
         """One norm, rotary embedding, activation, ... that moves that many bytes."""
@@ -109,37 +131,119 @@ class Predictor:
         result: Array = KERNEL_US + moved * (1e6 / (STREAM_EFFICIENCY * self.gpu.bytes_per_s))
         return result
 
-    @cached_property
+    def points_us(self, op: str, columns: Columns, key: Mapping[str, Any]) -> Array:
+        """Measured-like calls of any operator: warm caches, the entry nearest to the key."""
+        return self._operator(op, **key).us(columns)
+
     def sources(self) -> list[str]:
-        """Which entries of the profile were used so far, for people."""
-        return sorted("/".join(k) for k in self._chosen)
+        """Which entries of which profiles were used so far, for people."""
+        return sorted({describe(o.entry) for o in self._chosen.values()})
 
-    def _operator(self, op: str, dtype: str, kv_dtype: str | None = None) -> Operator:
-        key = (op, dtype, kv_dtype or "")
-        if key not in self._chosen:
-            entry = choose(self.profile.of(op), dtype, kv_dtype)
-            self._chosen[key] = Operator.of(entry.fit, dtype, self.gpu)
-        return self._chosen[key]
+    def _operator(self, form: str, /, **key: Any) -> Operator:
+        sought = (form, *sorted(key.items()))
+        found = self._chosen.get(sought)
+        if found is None:
+            entry = choose(self.profile.of(form), key)
+            if entry is None or _misses(entry, key):
+                entries = [e for p in (self.profile, *built_in(self.gpu)) for e in p.of(form)]
+                entry = choose(entries, key)
+            if entry is None:
+                raise LookupError(f"no profile knows the operator {form!r}")
+            entry = replace(entry, key={**entry.key, **_weight_only(entry, key)})
+            found = self._chosen[sought] = Operator(FORMS[form], entry, self.gpu)
+        return found
 
 
-KERNEL_RANK = ("vllm", "sglang", "trtllm", "lls", "sarathi", "deepgemm")
+ENGINE_RANK = ("vllm", "sglang", "trtllm", "nccl", "deepgemm", "flashinfer", "lls", "sarathi")
+"""Whose kernels stand for vLLM's, best first."""
+SAME_DTYPE = {"fp16": "bf16", "fp32": "bf16"}
+AVOID = ("modeloptfp8moe_flashinf", "fp8moe_flashinfer_cutla", "eager")
+"""Kernels that describe vLLM's defaults badly: FlashInfer's fp8 experts (slower than bf16 ones, and
+five times too slow for a real deployment), eager collectives."""
+DTYPE_FALLBACK = {
+    "fp8": ("fp8_block", "bf16"),
+    "fp8_block": ("fp8", "bf16"),
+    "int8": ("fp8", "fp8_block", "bf16"),
+    "nvfp4": ("fp8", "bf16"),
+    "mxfp4": ("w4a16_mxfp4", "bf16"),
+}
+"""Nearest data types that may have been timed instead."""
 
 
-def choose(entries: Iterable[Entry], dtype: str, kv_dtype: str | None) -> Entry:
-    """The entry that describes vLLM best: same dtype if there is one, its kernels first."""
-    wanted = {"fp16": "bf16"}.get(dtype, dtype)
-    kv = {"fp16": "bf16"}.get(kv_dtype or "", kv_dtype)
+def choose(entries: Iterable[Entry], key: Mapping[str, Any]) -> Entry | None:
+    """The entry nearest to the key: equal where it says something, vLLM's kernels elsewhere."""
+    return min(entries, key=lambda e: _badness(e, key), default=None)
 
-    def badness(entry: Entry) -> tuple[int, ...]:
-        key = entry.key
-        engine = str(key.get("engine", ""))
-        rank = next((i for i, e in enumerate(KERNEL_RANK) if engine.startswith(e)), 9)
-        return (
-            int(key.get("dtype", "bf16") not in (wanted, dtype)),
-            int(kv is not None and key.get("kv_dtype") != kv),
-            int(key.get("distribution", "balanced") != "balanced"),
-            rank,
-            -entry.points,
-        )
 
-    return min(entries, key=badness)
+def _badness(entry: Entry, key: Mapping[str, Any]) -> tuple[float, ...]:
+    has = entry.key
+    named = [n for n in ("engine", "kernel", "impl", "model", "source", "node") if n in key]
+    engine = str(has.get("engine", ""))
+    rank = next((i for i, e in enumerate(ENGINE_RANK) if engine.startswith(e)), len(ENGINE_RANK))
+    if "graph" in str(has.get("impl", "")):
+        rank -= 1  # vLLM replays its all-reduce inside CUDA graphs
+    text = " ".join(str(v) for v in has.values())
+    exact = [n for n in ("dtype", "kv_dtype") if n in key and str(has.get(n, "")) != str(key[n])]
+    return (
+        float("op" in key and has.get("op") != key["op"]),
+        float(not named and any(a in text for a in AVOID)),
+        _dtype_distance(str(has.get("dtype", "")), key.get("dtype")),
+        _dtype_distance(str(has.get("kv_dtype", "")), key.get("kv_dtype")),
+        abs(np.log2(int(has["world"]) / int(key["world"]))) if "world" in key else 0.0,
+        float(sum(str(has.get(n, "")) != str(key[n]) for n in named)),
+        float(bool(named) and len(exact)),
+        float(has.get("node", "") != key.get("node", "")),
+        float("distribution" in key and has.get("distribution") != key["distribution"]),
+        float(rank),
+        -_version(engine),
+        -float(entry.points),
+    )
+
+
+def _version(engine: str) -> float:
+    """`vllm-0.24.0` -> 24.0: later versions first."""
+    parts = engine.rsplit("-", 1)[-1].split(".")
+    return float(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0.0
+
+
+def _dtype_distance(has: str, wanted: object) -> float:
+    if wanted is None:
+        return 0.0
+    name = str(wanted)
+    if has == name:
+        return 0.0
+    name, has = SAME_DTYPE.get(name, name), SAME_DTYPE.get(has, has)
+    if has == name:
+        return 0.0
+    near = DTYPE_FALLBACK.get(name, ("bf16",))
+    return 1.0 + near.index(has) if has in near else 9.0
+
+
+def _misses(entry: Entry, key: Mapping[str, Any]) -> bool:
+    """Whether the entry is of another data type or world size than asked for."""
+    distance = _dtype_distance(str(entry.key.get("dtype", "")), key.get("dtype"))
+    distance += _dtype_distance(str(entry.key.get("kv_dtype", "")), key.get("kv_dtype"))
+    other_op = "op" in key and entry.key.get("op") != key["op"]
+    other_world = "world" in key and int(entry.key["world"]) != int(key["world"])
+    return distance >= 1.0 or other_op or other_world
+
+
+def _weight_only(entry: Entry, key: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights in fewer bits than the kernel that was timed computes in are unpacked on the fly:
+    its arithmetic, their bytes."""
+    wanted = str(key.get("dtype", ""))
+    return {"weights": wanted} if _narrower(wanted, str(entry.key.get("dtype", ""))) else {}
+
+
+def _narrower(wanted: str, timed: str) -> bool:
+    width = DTYPE_BYTES.get(wanted)
+    return width is not None and width < DTYPE_BYTES.get(timed.removeprefix("w4a16_"), 0)
+
+
+def describe(entry: Entry) -> str:
+    """An entry in one line: `gemm bf16 vllm-0.24.0 torch.linear`."""
+    return " ".join([entry.op, *(str(v) for v in entry.key.values() if v != "")])
+
+
+def _columns(**sizes: npt.ArrayLike) -> dict[str, Array]:
+    return {name: np.asarray(value, dtype=np.float64) for name, value in sizes.items()}

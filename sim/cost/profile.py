@@ -155,6 +155,13 @@ def for_gpu(wanted: Gpu) -> Profile:
     return replace(relative, derived_for=wanted.name)
 
 
+def built_in(wanted: Gpu) -> tuple[Profile, ...]:
+    """The shipped profiles that may fill what another lacks: the GPU's own, its relative's."""
+    relative = _shipped(RELATIVES.get(wanted.arch, "A100-80G"))
+    own = for_gpu(wanted)
+    return (own,) if relative is None or relative.gpu == own.gpu else (own, relative)
+
+
 def shipped_names() -> list[str]:
     """GPUs with a profile of their own."""
     suffix = ".json.gz"

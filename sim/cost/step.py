@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from sim.cost.attention import Chunks, Decodes, Line
 from sim.cost.host import Frontend, HostModel
 from sim.cost.interface import FloatArray, IntArray, StepShape, StepShapes
-from sim.cost.tables import Grid, Line, Tables
+from sim.cost.tables import Tables
 
-SKEW = 0.2
-"""Decode attention costs (1 + SKEW * cv^2 / (1 + cv^2)) times that of equal contexts."""
+SKEW = 0.15
+"""Decode attention costs (1 + SKEW * cv^2 / (1 + cv^2)) times that of equal contexts (pure decode
+rows of `attn_decode_skew`)."""
+TAIL_SKEW = 2.0
+"""The same for the tail, which lasts as long as the longest context."""
 
 
 class StepCost:
@@ -36,10 +40,10 @@ class StepCost:
         self._head: list[float] = tables.head.tolist()
         self._host_array = self._host_ns(engine.max_num_seqs + 1)
         self._host: list[float] = self._host_array.tolist()
-        self._attention = tables.attention_ns
-        self._chunks = tables.chunks
-        self._plain: dict[tuple[int, int], Line] = {}
-        self._mixed: dict[tuple[int, int], Line] = {}
+        self._call = tables.attention.call_ns
+        self._chunks = tables.attention.chunks
+        self._plain: dict[tuple[int, int], Decodes] = {}
+        self._mixed: dict[tuple[int, int], Decodes] = {}
         self._steps = 0
         self._beyond = 0
 
@@ -50,26 +54,36 @@ class StepCost:
         drafted = shape.decode_tokens
         tokens = decodes if drafted < 0 else drafted
         attention = 0.0
+        tail = 0.0
         sequences = decodes
         if shape.prefills:
-            attention = self._attention
+            attention = self._call
             for q, prefix in shape.prefills:
                 tokens += q
-                attention += self._chunk_ns(q, prefix)
+                work, rest = self._chunk_ns(q, prefix)
+                attention += work
+                if rest > tail:
+                    tail = rest
             sequences += len(shape.prefills)
         if decodes:
             key = (decodes, 1 if drafted < 0 else -(-drafted // decodes))
-            line = self._mixed_line(key) if shape.prefills else self._plain_line(key)
+            lines = self._mixed_lines(key) if shape.prefills else self._plain_lines(key)
             total = float(shape.decode_context)
-            knots, values, slopes = line.knots, line.values, line.slopes
+            knots, values, slopes = lines.work.knots, lines.work.values, lines.work.slopes
             i = bisect_right(knots, total) - 1
             if i < 0:
                 i = 0
-            even = values[i] + slopes[i] * (total - knots[i])
-            ratio = total * total / (float(decodes) * float(shape.decode_context_sq))
-            attention += even * (1.0 + SKEW * (1.0 - ratio))
+            along = total - knots[i]
+            spread = 1.0 - total * total / (float(decodes) * float(shape.decode_context_sq))
+            attention += (values[i] + slopes[i] * along) * (1.0 + SKEW * spread)
+            if shape.prefills:
+                rest = lines.tail.values[i] + lines.tail.slopes[i] * along
+                rest = rest * (1.0 + TAIL_SKEW * spread)
+                if rest > tail:
+                    tail = rest
             if i == len(knots) - 1:
                 self._beyond += 1
+        attention += tail
         self._steps += 1
         device = self._tokens[tokens] + self._head[shape.num_sampled] + attention
         host = self._host[sequences]
@@ -77,24 +91,29 @@ class StepCost:
             return int(device + host + 0.5)
         return int((host if host > device else device) + 0.5)
 
-    def _chunk_ns(self, q: int, prefix: int) -> float:
-        grid = self._chunks
-        q_knots, p_knots = grid.q_knots, grid.p_knots
+    def _chunk_ns(self, q: int, prefix: int) -> tuple[float, float]:
+        """Work and tail of one chunk."""
+        table = self._chunks
+        q_knots, p_knots = table.q_knots, table.p_knots
         i = bisect_right(q_knots, q) - 1
         if i > len(q_knots) - 2:
             i = len(q_knots) - 2
-        low = grid.values[i]
-        high = grid.values[i + 1]
         across = (q - q_knots[i]) / (q_knots[i + 1] - q_knots[i])
-        if not prefix:
-            return low[0] + (high[0] - low[0]) * across
-        j = bisect_right(p_knots, prefix) - 1
-        if j > len(p_knots) - 2:
-            j = len(p_knots) - 2
-        along = (prefix - p_knots[j]) / (p_knots[j + 1] - p_knots[j])
+        j = 0
+        along = 0.0
+        if prefix:
+            j = bisect_right(p_knots, prefix) - 1
+            if j > len(p_knots) - 2:
+                j = len(p_knots) - 2
+            along = (prefix - p_knots[j]) / (p_knots[j + 1] - p_knots[j])
+        low, high = table.work[i], table.work[i + 1]
         below = low[j] + (low[j + 1] - low[j]) * along
         above = high[j] + (high[j + 1] - high[j]) * along
-        return below + (above - below) * across
+        work = below + (above - below) * across
+        low, high = table.tail[i], table.tail[i + 1]
+        below = low[j] + (low[j + 1] - low[j]) * along
+        above = high[j] + (high[j + 1] - high[j]) * along
+        return work, below + (above - below) * across
 
     # Many steps.
 
@@ -104,8 +123,8 @@ class StepCost:
         i = np.arange(n, dtype=np.int64)
         context = (decode_context + num_decodes * i).astype(np.float64)
         squares = decode_context_sq + 2 * decode_context * i + num_decodes * i * i
-        attention, beyond = _decode_ns(
-            self._plain_line((num_decodes, 1)), num_decodes, context, squares.astype(np.float64)
+        attention, _, beyond = _decode_ns(
+            self._plain_lines((num_decodes, 1)), num_decodes, context, squares.astype(np.float64)
         )
         self._steps += n
         self._beyond += beyond
@@ -134,14 +153,16 @@ class StepCost:
     def _attention_of(self, shapes: StepShapes) -> tuple[FloatArray, IntArray]:
         steps = len(shapes.num_decodes)
         chunks = np.bincount(shapes.chunk_step, minlength=steps).astype(np.int64)
-        each = _chunks_ns(self._chunks, shapes.chunk_tokens, shapes.chunk_prefix)
-        attention = np.where(chunks > 0, self._attention, 0.0)
-        attention += np.bincount(shapes.chunk_step, weights=each, minlength=steps)
+        work, rest = _chunks_ns(self._chunks, shapes.chunk_tokens, shapes.chunk_prefix)
+        attention = np.where(chunks > 0, self._call, 0.0)
+        attention += np.bincount(shapes.chunk_step, weights=work, minlength=steps)
+        tail = np.zeros(steps)
+        np.maximum.at(tail, shapes.chunk_step, rest)
         per_decode = -(-shapes.decode_tokens // np.maximum(shapes.num_decodes, 1))
         kinds = np.stack([shapes.num_decodes, per_decode, chunks > 0], axis=1)
         rows = np.flatnonzero(shapes.num_decodes)
         if not len(rows):
-            return attention, chunks
+            return attention + tail, chunks
         distinct, which = np.unique(kinds[rows], axis=0, return_inverse=True)
         order = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(distinct)))
@@ -149,14 +170,16 @@ class StepCost:
             distinct.tolist(), np.split(rows[order], ends[:-1]), strict=True
         ):
             key = (batch, query)
-            line = self._mixed_line(key) if mixed else self._plain_line(key)
-            attention[group] += _decode_ns(
-                line,
+            work, rest, _ = _decode_ns(
+                self._mixed_lines(key) if mixed else self._plain_lines(key),
                 batch,
                 shapes.decode_context[group].astype(np.float64),
                 shapes.decode_context_sq[group].astype(np.float64),
-            )[0]
-        return attention, chunks
+            )
+            attention[group] += work
+            if mixed:
+                tail[group] = np.maximum(tail[group], rest)
+        return attention + tail, chunks
 
     # Around the engine.
 
@@ -174,17 +197,17 @@ class StepCost:
 
     # Lazily built.
 
-    def _plain_line(self, key: tuple[int, int]) -> Line:
-        line = self._plain.get(key)
-        if line is None:
-            line = self._plain[key] = self.tables.decode_line(*key)
-        return line
+    def _plain_lines(self, key: tuple[int, int]) -> Decodes:
+        lines = self._plain.get(key)
+        if lines is None:
+            lines = self._plain[key] = self.tables.attention.decodes(*key)
+        return lines
 
-    def _mixed_line(self, key: tuple[int, int]) -> Line:
-        line = self._mixed.get(key)
-        if line is None:
-            line = self._mixed[key] = self.tables.mixed_line(*key)
-        return line
+    def _mixed_lines(self, key: tuple[int, int]) -> Decodes:
+        lines = self._mixed.get(key)
+        if lines is None:
+            lines = self._mixed[key] = self.tables.attention.mixed(*key)
+        return lines
 
     def _host_ns(self, sequences: int) -> FloatArray:
         count = np.arange(sequences + 1, dtype=np.float64)
@@ -197,25 +220,35 @@ class StepCost:
 
 
 def _decode_ns(
-    line: Line, batch: int, context: FloatArray, squares: FloatArray
-) -> tuple[FloatArray, int]:
-    """As in `step_ns`, for many steps of one batch size; and how many were beyond the table."""
-    knots = line.knot_array
+    lines: Decodes, batch: int, context: FloatArray, squares: FloatArray
+) -> tuple[FloatArray, FloatArray, int]:
+    """Work and tail as in `step_ns`, for many steps of one batch size; and how many were beyond
+    the table."""
+    knots = lines.work.knot_array
     i = np.maximum(np.searchsorted(knots, context, side="right") - 1, 0)
-    even = line.value_array[i] + line.slope_array[i] * (context - knots[i])
-    ratio = context * context / (float(batch) * squares)
-    beyond = int(np.count_nonzero(i == len(knots) - 1))
-    return even * (1.0 + SKEW * (1.0 - ratio)), beyond
+    along = context - knots[i]
+    spread = 1.0 - context * context / (float(batch) * squares)
+    work = _at(lines.work, i, along) * (1.0 + SKEW * spread)
+    tail = _at(lines.tail, i, along) * (1.0 + TAIL_SKEW * spread)
+    return work, tail, int(np.count_nonzero(i == len(knots) - 1))
 
 
-def _chunks_ns(grid: Grid, tokens: IntArray, prefix: IntArray) -> FloatArray:
-    q, p = np.array(grid.q_knots), np.array(grid.p_knots)
-    values = np.array(grid.values)
+def _at(line: Line, i: IntArray, along: FloatArray) -> FloatArray:
+    return line.value_array[i] + line.slope_array[i] * along
+
+
+def _chunks_ns(table: Chunks, tokens: IntArray, prefix: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Work and tail of many chunks."""
+    q, p = np.array(table.q_knots), np.array(table.p_knots)
     i = np.minimum(np.searchsorted(q, tokens, side="right") - 1, len(q) - 2)
     j = np.minimum(np.searchsorted(p, prefix, side="right") - 1, len(p) - 2)
     across = (tokens - q[i]) / (q[i + 1] - q[i])
     along = (prefix - p[j]) / (p[j + 1] - p[j])
-    below = values[i, j] + (values[i, j + 1] - values[i, j]) * along
-    above = values[i + 1, j] + (values[i + 1, j + 1] - values[i + 1, j]) * along
-    result: FloatArray = below + (above - below) * across
-    return result
+
+    def bilinear(values: FloatArray) -> FloatArray:
+        below = values[i, j] + (values[i, j + 1] - values[i, j]) * along
+        above = values[i + 1, j] + (values[i + 1, j + 1] - values[i + 1, j]) * along
+        result: FloatArray = below + (above - below) * across
+        return result
+
+    return bilinear(np.array(table.work)), bilinear(np.array(table.tail))

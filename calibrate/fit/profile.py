@@ -1,0 +1,116 @@
+"""Fit a whole profile from the points of one GPU, and predict points with a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from calibrate.fit.operator import fit_operator
+from calibrate.fit.points import Points
+from sim.cost.hardware import Gpu
+from sim.cost.operators import FORMS
+from sim.cost.operators.base import Array, Columns
+from sim.cost.predictor import Operator, Predictor
+from sim.cost.profile import Entry, Profile
+
+
+@dataclass(frozen=True)
+class Group:
+    """The points of one operator under one key."""
+
+    op: str
+    key: dict[str, Any]
+    columns: Columns
+    us: Array
+
+    def __len__(self) -> int:
+        return len(self.us)
+
+
+def groups(points: Sequence[Points]) -> Iterator[Group]:
+    """The measured points of all files by operator and key. Files of the same operator and key
+    are one group."""
+    parts: dict[tuple[Any, ...], list[tuple[Columns, Array]]] = {}
+    keys: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
+    for p in points:
+        us = p.us
+        if us is None or p.op not in FORMS or not len(us):
+            continue
+        sizes, key_table = p.sizes(), p.keys()
+        for key, rows in _by_key(key_table):
+            name = (p.op, *sorted((k, str(v)) for k, v in key.items()))
+            keys[name] = (p.op, key)
+            parts.setdefault(name, []).append(({n: c[rows] for n, c in sizes.items()}, us[rows]))
+    for name, pieces in parts.items():
+        op, key = keys[name]
+        columns = {n: np.concatenate([c[n] for c, _ in pieces]) for n in pieces[0][0]}
+        yield Group(op, key, columns, np.concatenate([u for _, u in pieces]))
+
+
+def _by_key(keys: pd.DataFrame) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """(key, positions) of each distinct row of a key table."""
+    if not len(keys.columns):
+        yield {}, np.arange(len(keys))
+        return
+    numbered = keys.reset_index(drop=True)
+    for key, rows in numbered.groupby(list(keys.columns), sort=True).indices.items():
+        values = key if isinstance(key, tuple) else (key,)
+        plain = [v.item() if hasattr(v, "item") else v for v in values]
+        yield dict(zip(keys.columns, plain, strict=True)), np.asarray(rows)
+
+
+def fit_group(group: Group, gpu: Gpu, provenance: str = "") -> Entry:
+    """The profile's entry of a group, with the errors of the fit on its own points, per cent."""
+    form = FORMS[group.op]
+    key = {k: v for k, v in group.key.items() if v != ""}
+    if "dtype" in form.keys:
+        key.setdefault("dtype", "bf16")
+    fit = fit_operator(form, group.columns, group.us, gpu, key)
+    entry = Entry(group.op, key, fit, len(group), _ranges(group), {}, provenance)
+    median, p90 = errors(Operator(form, entry, gpu).us(group.columns), group.us)
+    return Entry(
+        group.op, key, fit, len(group), _ranges(group), {"median": median, "p90": p90}, provenance
+    )
+
+
+def _ranges(group: Group) -> dict[str, tuple[float, float]]:
+    return {n: (float(c.min()), float(c.max())) for n, c in group.columns.items()}
+
+
+def errors(predicted: Array, measured: Array) -> tuple[float, float]:
+    """(median, 90th percentile) of the absolute relative error, per cent."""
+    off = 100 * np.abs(predicted / measured - 1)
+    return round(float(np.median(off)), 2), round(float(np.percentile(off, 90)), 2)
+
+
+def fit_profile(
+    points: Sequence[Points],
+    gpu: Gpu,
+    *,
+    provenance: str,
+    created: str,
+    progress: Callable[[Entry], None] | None = None,
+) -> Profile:
+    """A profile of all groups. Deterministic: equal points give an equal profile."""
+    entries = []
+    for group in groups(points):
+        entry = fit_group(group, gpu, provenance)
+        entries.append(entry)
+        if progress is not None:
+            progress(entry)
+    return Profile(gpu.name, tuple(entries), provenance, created)
+
+
+def predict_points(points: Points, predictor: Predictor) -> Array:
+    """Predicted microseconds of every row, in row order."""
+    sizes, keys = points.sizes(), points.keys()
+    predicted = np.full(len(points.table), np.nan)
+    for key, rows in _by_key(keys):
+        shown = {k: v for k, v in key.items() if v != ""}
+        columns = {n: c[rows] for n, c in sizes.items()}
+        predicted[rows] = predictor.points_us(points.op, columns, shown)
+    return predicted

@@ -1,0 +1,203 @@
+"""Tables of a step's attention, all layers, in nanoseconds.
+
+One call attends for all requests of a step. Its time is a fixed cost, plus the work of every chunk
+and of the decodes, plus the longest *tail*: what the slowest thread block of the call still runs
+when the others are done. Work adds up over the GPU; tails overlap.
+
+FlashAttention-2 gives a decode that shares a call with a chunk a whole query tile per head, without
+splitting its context over the GPU and without packing the heads of a KV head. That makes a step
+with any chunk far more expensive than one without (measured in `attn_mixed`, and seen as about
+100 us per layer on A100 and L40S deployments). FlashAttention-3 splits and packs as usual; other
+backends call their decode kernel separately.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.cost.memory import kv_dtype_of
+from sim.cost.operators.base import Array
+from sim.cost.parallel import RankPlan
+from sim.cost.predictor import Predictor
+from sim.engine.config import EngineConfig
+
+CALL_SHARE = 0.85
+"""Share of the shortest call that is fixed cost rather than work."""
+FULL_WAVES = 4
+"""Thread blocks per multiprocessor at which a call's time is work alone."""
+TILE = 64
+"""Query rows per thread block, for counting waves."""
+SHORTEST_CHUNK = 16
+"""Rows below which a chunk costs no less; a decode in FlashAttention-2's mixed call is one."""
+
+
+class Line(NamedTuple):
+    """A piecewise-linear function: value[i] + slope[i] * (x - knot[i]) for knot[i] <= x.
+    Lists for one lookup, the same numbers as arrays for many."""
+
+    knots: list[float]
+    values: list[float]
+    slopes: list[float]
+    knot_array: Array
+    value_array: Array
+    slope_array: Array
+
+
+class Decodes(NamedTuple):
+    """Attention of a batch of decodes by their summed context: work and tail, equal knots."""
+
+    work: Line
+    tail: Line
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Work and tail of one chunk, bilinear in (query tokens, prefix); rows are query knots."""
+
+    q_knots: list[float]
+    p_knots: list[float]
+    work: list[list[float]]
+    tail: list[list[float]]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Layers that attend alike."""
+
+    layers: int
+    window: int | None
+
+
+class AttentionTables:
+    """Fixed cost, chunks and decodes of one replica's attention."""
+
+    def __init__(self, rank: RankPlan, engine: EngineConfig, predictor: Predictor) -> None:
+        self._rank = rank
+        self._predictor = predictor
+        self._longest = engine.max_model_len
+        self._kv_dtype = kv_dtype_of(rank.model, engine)
+        self._kinds = _kinds(rank, engine)
+        mla = rank.model.mla
+        if mla is None:
+            self._shape = (rank.heads, rank.kv_heads, rank.model.head_dim)
+        else:
+            # The latent is one wide KV head; queries are projected into it.
+            self._shape = (rank.heads, 1, mla.kv_lora + mla.rope_dim)
+        self.backend = "separate" if mla is not None else predictor.gpu.attention
+        shortest = self._prefill(np.array([float(SHORTEST_CHUNK)]), np.array([0.0]), 1.0, None)
+        self.call_ns = float(shortest[0]) * CALL_SHARE * rank.stage_layers
+        self.chunks = self._chunk_tables(engine.max_num_batched_tokens)
+
+    def decodes(self, batch: int, query_len: int = 1) -> Decodes:
+        """Decodes that have the call for themselves; the work holds the call's fixed cost."""
+        context = self._contexts(first=1.0)
+        total = np.zeros_like(context)
+        heads, kv_heads, dim = self._shape
+        for kind in self._kinds:
+            seen = context if kind.window is None else np.minimum(context, kind.window)
+            us = self._predictor.decode_us(
+                batch, seen, heads * query_len, kv_heads, dim, self._kv_dtype
+            )
+            total += kind.layers * 1e3 * us
+        total = np.maximum.accumulate(total)
+        return Decodes(_line(context * batch, total), _line(context * batch, 0 * total))
+
+    def mixed(self, batch: int, query_len: int = 1) -> Decodes:
+        """What the decodes add to a call that chunks opened."""
+        if self.backend == "fa2":
+            return self._unsplit(batch, query_len)
+        alone = self.decodes(batch, query_len).work
+        work = alone.value_array
+        if self.backend == "fa3":
+            work = np.maximum(work - self.call_ns, 0.0)
+        return Decodes(_line(alone.knot_array, work), _line(alone.knot_array, 0 * work))
+
+    def _unsplit(self, batch: int, query_len: int) -> Decodes:
+        context = self._contexts(first=1.0)
+        rows = np.full_like(context, max(SHORTEST_CHUNK, query_len))
+        work, tail = np.zeros_like(context), np.zeros_like(context)
+        for kind in self._kinds:
+            prefix = np.maximum(context - rows, 0.0)
+            more, rest = self._work_and_tail(rows, prefix, float(batch), kind.window)
+            work += kind.layers * more
+            tail += kind.layers * rest
+        work = np.maximum.accumulate(work)
+        return Decodes(_line(context * batch, work), _line(context * batch, tail))
+
+    def _chunk_tables(self, most: int) -> Chunks:
+        q, p = token_knots(most).astype(np.float64), self._contexts(first=0.0)
+        rows, prefix = np.maximum(q, SHORTEST_CHUNK)[:, None], p[None, :]
+        work, tail = np.zeros((len(q), len(p))), np.zeros((len(q), len(p)))
+        for kind in self._kinds:
+            more, rest = self._work_and_tail(rows, prefix, 1.0, kind.window)
+            work += kind.layers * more
+            tail += kind.layers * rest
+        work = np.maximum.accumulate(np.maximum.accumulate(work, axis=0), axis=1)
+        return Chunks(q.tolist(), p.tolist(), work.tolist(), tail.tolist())
+
+    def _work_and_tail(
+        self, q: Array, prefix: Array, batch: float, window: int | None
+    ) -> tuple[Array, Array]:
+        """Of one layer: the time that `batch` equal chunks take of a full GPU, and how much longer
+        they take when they are alone on it."""
+        call = self.call_ns / self._rank.stage_layers
+        blocks = self._rank.heads * np.ceil(q / TILE)
+        filling = np.maximum(batch, FULL_WAVES * self._predictor.gpu.sms / blocks)
+        work = batch * np.maximum(self._prefill(q, prefix, filling, window) - call, 0.0) / filling
+        alone = self._prefill(q, prefix, batch, window) - call
+        return work, np.maximum(alone - work, 0.0)
+
+    def _prefill(self, q: Array, prefix: Array, batch: Array | float, window: int | None) -> Array:
+        """Nanoseconds of one layer's call of `batch` chunks."""
+        rank, mla = self._rank, self._rank.model.mla
+        if window is not None:
+            prefix = np.minimum(prefix, window)
+        heads, kv_heads, dim = self._shape
+        if mla is not None:
+            # Prefill runs as plain attention on the up-projected keys.
+            heads, kv_heads, dim = rank.heads, rank.heads, mla.nope_dim + mla.rope_dim
+        return 1e3 * self._predictor.prefill_us(
+            q, prefix, heads, kv_heads, dim, self._kv_dtype, batch
+        )
+
+    def _contexts(self, first: float) -> Array:
+        """Context lengths: four per octave from 64 to the longest."""
+        count = int(np.ceil(4 * np.log2(max(self._longest, 65) / 64)))
+        knots = 64 * 2 ** (np.arange(count + 1) / 4)
+        return np.concatenate(([first, 16.0, 32.0], np.round(knots)))
+
+
+def _kinds(rank: RankPlan, engine: EngineConfig) -> tuple[_Kind, ...]:
+    model, layers = rank.model, rank.stage_layers
+    window, windowed = engine.sliding_window, layers
+    if window is None and model.sliding_window is not None:
+        window = model.sliding_window
+        if model.sliding_layers is not None:
+            windowed = -(-model.sliding_layers // rank.pp)
+    if window is None and model.attention_chunk is not None:
+        window, windowed = model.attention_chunk, model.chunked_layers // rank.pp
+    if window is None:
+        return (_Kind(layers, None),)
+    kinds = (_Kind(layers - windowed, None), _Kind(windowed, window))
+    return tuple(k for k in kinds if k.layers)
+
+
+def token_knots(top: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Token counts at which the predictor is evaluated: dense where tiles change."""
+    knots = {1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, top}
+    step, n = 64, 256
+    while n < top:
+        knots.add(n)
+        while n // 8 > step:
+            step *= 2
+        n += step
+    return np.array(sorted(k for k in knots if k <= top), dtype=np.int64)
+
+
+def _line(knots: Array, values: Array) -> Line:
+    slopes = np.diff(values) / np.diff(knots)
+    slopes = np.append(slopes, slopes[-1])
+    return Line(knots.tolist(), values.tolist(), slopes.tolist(), knots, values, slopes)

@@ -1,0 +1,73 @@
+"""Matrix products y[m, n] = x[m, k] w[k, n]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sim.cost.hardware import Gpu
+from sim.cost.models import DTYPE_BYTES
+from sim.cost.operators.base import (
+    Array,
+    Coefficient,
+    Columns,
+    Component,
+    Form,
+    Key,
+    logs,
+    p_norm,
+)
+
+TILE = 128
+"""Rows of the usual output tile; the residual looks at the waste of the last one."""
+
+
+class Gemm(Form):
+    """Compute, bytes and the serial loop over k, in a p-norm. 8-bit rows include the dynamic
+    quantisation of the 16-bit input. A key may name other `weights` than the kernel's dtype: those
+    are read in their own width and unpacked on the fly."""
+
+    op = "gemm"
+    sizes = ("m", "n", "k")
+    keys = ("dtype", "engine", "kernel")
+    coefficients: ClassVar[Mapping[str, Coefficient]] = {
+        "compute": Coefficient(0.02, 1.0, 0.7),
+        "memory": Coefficient(0.02, 1.02, 0.8),
+        "power": Coefficient(1.0, 8.0, 2.0),
+        "fixed": Coefficient(0.1, 60.0, 3.0, log=True),
+        "serial": Coefficient(1e-4, 1.0, 0.03, log=True),
+    }
+    # Axes: m, n, k, unaligned rows, waste of the last tile. A broad trend, what neighbouring
+    # shapes share, and what one (n, k) has of its own.
+    covariance = (
+        Component(0.02, (3.0, 2.0, 2.0, 1.0, 0.5), smooth=True),
+        Component(0.02, (1.0, 0.7, 0.7, 1.0, 0.5)),
+        Component(0.01, (1.0, 0.05, 0.05, 1.0, 0.5)),
+    )
+    noise = 0.002
+
+    def work(self, c: Columns, gpu: Gpu, key: Key, variant: Mapping[str, Any]) -> dict[str, Array]:
+        m, n, k = c["m"], c["n"], c["k"]
+        width = DTYPE_BYTES.get(str(key.get("weights", key["dtype"])), 2.0)
+        moved = width * n * k + 2 * m * (k + n)
+        if width < 2 and "weights" not in key:
+            moved = moved + (2 + 2 * width) * m * k
+        return {"flops": 2 * m * n * k, "bytes": moved, "m": m, "n": n, "k": k}
+
+    def us(
+        self, k: Mapping[str, float], w: Mapping[str, Array], gpu: Gpu, key: Key, *, cold: bool
+    ) -> Array:
+        compute = w["flops"] * (1e6 / (k["compute"] * gpu.peak_flops(str(key["dtype"]))))
+        memory = w["bytes"] * (1e6 / (k["memory"] * gpu.bytes_per_s))
+        serial = w["k"] * (k["serial"] / 64)
+        return p_norm(k["power"], compute, memory, serial) + k["fixed"]
+
+    def axes(self, w: Mapping[str, Array]) -> list[Array]:
+        m = w["m"]
+        many = m > TILE / 2
+        unaligned = np.where(many & (m % 16 != 0), 1.0, 0.0)
+        waste = np.where(many, np.log(np.ceil(m / TILE) * TILE / m), 0.0)
+        log_m, log_n, log_k = logs(m, w["n"], w["k"])
+        return [log_m, log_n, log_k, *np.broadcast_arrays(unaligned, waste, log_m)[:2]]
