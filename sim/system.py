@@ -91,7 +91,7 @@ class System:
         """A new, empty engine with policies of its own; `cost` instead of the system's, and
         `executor` instead of the modelled one."""
         cost = self.cost if cost is None else cost
-        if self.why_plain is None and executor is None:
+        if self.fast and executor is None:
             from sim.engine.fast import FastEngine
 
             return FastEngine(self.config, cost, self.policy(replica), self.eviction(replica))
