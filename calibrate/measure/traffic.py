@@ -20,7 +20,6 @@ from sim.engine.scheduler import Scheduler
 from sim.engine.sequence import Sequence as Seq
 from sim.request import Request
 
-
 MOST_WALL = 4.0
 
 
