@@ -85,12 +85,17 @@ class Result:
             "events": self.num_events,
             "simulated_s": self.end_ns / NS,
             "replicas": len(self.logs),
-            "engine": "fast" if self.system.fast else "plain",
+            "engine": self._engine_name(),
             "why_plain": self.system.why_plain,
             "policy": self.scenario.policy.name,
             "notes": self.system.notes,
         }
         return head | found
+
+    def _engine_name(self) -> str:
+        if self.scenario.execute.device is not None:
+            return "real"
+        return "fast" if self.system.fast else "plain"
 
     def _trace_section(self) -> dict[str, Any]:
         trace = self.trace

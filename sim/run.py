@@ -13,7 +13,7 @@ from sim.cluster.cluster import Cluster
 from sim.cluster.records import STATUSES
 from sim.engine.interface import Engine, Status
 from sim.errors import RunEnded, UserError
-from sim.metrics.capacity import MIN_WINDOW, TURNOVERS, Capacity, measure_capacity
+from sim.metrics.capacity import MIN_WINDOW, TURNOVERS, Capacity, saturate
 from sim.metrics.distribution import NS, IntArray
 from sim.metrics.sample import typical_requests
 from sim.protocols import AdmissionPolicy, RoutingPolicy
@@ -221,14 +221,20 @@ class Simulation:
         effort = (sample.window, TURNOVERS)
         if system.why_plain is not None:  # a step costs as much as it has requests
             effort = (min(sample.window, MIN_WINDOW // 3), TURNOVERS // 2)
-        found = measure_capacity(engine, sample.requests, backlog, *effort)
+        found = saturate(engine, sample.requests, backlog, *effort)
         if found is None:
             return None
-        prefill = (rows["prompt_tokens"] - rows["cached_tokens"])[served]
-        output = rows["output_tokens"][served]
-        return found.for_load(
-            float(prefill.mean()),
-            float(output.mean()),
+        # What the engine rejects is part of the load, and costs nothing.
+        reached = served | (
+            (rows["status"] == STATUSES.index(Status.REJECTED)) & (rows["replica"] >= 0)
+        )
+        number = int(reached.sum())
+        prefill = int((rows["prompt_tokens"] - rows["cached_tokens"])[served].sum())
+        output = int(rows["output_tokens"][served].sum())
+        rate = found.requests_per_s(
+            prefill / number,
+            output / number,
             copy.copy(system.cost),
             system.config.max_num_batched_tokens,
         )
+        return Capacity(rate, found.requests)

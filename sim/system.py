@@ -68,7 +68,7 @@ class System:
 
     @property
     def fast(self) -> bool:
-        """Whether the fast engine runs it."""
+        """Whether the fast engine runs what is modelled."""
         return self.scenario.fast_forward and self.why_plain is None
 
     def policy(self, replica: int) -> SchedulingPolicy:

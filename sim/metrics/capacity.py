@@ -14,77 +14,75 @@ MIN_WINDOW = 1000
 """Fewest requests to measure."""
 TURNOVERS = 4
 """Times the batch is replaced during the measurement, at least; half as often before it."""
-
-
 CHUNK = 256
 """Prompt tokens for which the cost of one more is taken."""
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """What the saturated engine did in the measured window."""
+class Saturated:
+    """What a saturated engine did, in tokens: how many requests that is depends on the requests."""
 
-    requests_per_s: float
-    requests: int
-    """Requests it is measured on."""
+    prefill_tokens_per_s: float
+    """Prompt tokens computed; cached ones and what preemption made it compute again left out."""
+    output_tokens_per_s: float
     mean_running: float
-    prefill_tokens: float
-    """Prompt tokens computed (cached ones do not count) per request, on average."""
-    output_tokens: float
+    mean_context: float
+    """Tokens that a decoding request attends to."""
+    requests: int
+    """Requests that left meanwhile."""
 
-    def for_load(
+    def requests_per_s(
         self, prefill_tokens: float, output_tokens: float, cost: CostModel, budget: int
-    ) -> Capacity:
-        """The rate for requests that need so many tokens on average, instead of those measured.
+    ) -> float:
+        """The rate for requests that need so many tokens on average.
 
         The work of a request is taken as linear in both, with the costs of one more token at this
-        batch; so only the small difference between sample and load rests on that. `budget`: most
-        tokens of a step.
+        batch; that matters only as far as the tokens measured are mixed differently. `budget`:
+        most tokens of a step.
         """
         running = max(1, min(round(self.mean_running), budget // 2))
-        chunk = min(CHUNK, budget - running)
-        if chunk < 1:
-            return self  # one token a step: every request costs the same per token
-        context = round(self.prefill_tokens + self.output_tokens / 2) + 1
+        chunk = max(1, min(CHUNK, budget - running))
+        context = round(self.mean_context) + 1
         decodes = StepShape(running, running * context, running * context**2, (), running)
         step_ns = cost.step_ns(decodes)
-        mixed = replace(decodes, prefills=((chunk, 0),))
-        per_prefill = max(0, cost.step_ns(mixed) - step_ns) / chunk
         per_output = step_ns / running
-        ours = per_prefill * self.prefill_tokens + per_output * self.output_tokens
-        theirs = per_prefill * prefill_tokens + per_output * output_tokens
-        return replace(self, requests_per_s=self.requests_per_s * ours / theirs)
+        per_prefill = per_output
+        if running + chunk <= budget:
+            mixed = replace(decodes, prefills=((chunk, 0),))
+            per_prefill = max(1, cost.step_ns(mixed) - step_ns) / chunk
+        done = per_prefill * self.prefill_tokens_per_s + per_output * self.output_tokens_per_s
+        return done / (per_prefill * prefill_tokens + per_output * output_tokens)
 
 
-def measure_capacity(
+def saturate(
     engine: Engine,
     source: Iterator[Request],
     backlog: int,
     window: int = MIN_WINDOW,
     turnovers: int = TURNOVERS,
-) -> Capacity | None:
-    """Feed requests so that `backlog` always wait, until the rate of leaving is known from at
-    least `window` of them and `turnovers` of the batch.
+) -> Saturated | None:
+    """Feed requests so that `backlog` always wait, until at least `window` of them and
+    `turnovers` of the batch have left.
 
     The engine must be fresh. The batch turns over before the measurement starts too, so that its
-    requests are in all phases of their lives as they would be in the long run. Requests
-    that the engine rejects count as served: they are part of the load. None when `source` ends
-    before there is anything to measure.
+    requests are in all phases of their lives. None when `source` ends before there is anything to
+    measure.
     """
-    left = finished = prefilled = generated = 0
+    left = finished = generated = again = 0
 
     def on_finish(record: RequestRecord) -> None:
-        nonlocal left, finished, prefilled, generated
+        nonlocal left, finished, generated, again
         left += 1
-        if record.status is Status.COMPLETED:
-            finished += 1
-            prefilled += record.request.prompt_tokens - record.cached_tokens
-            generated += record.output_tokens
+        finished += record.status is Status.COMPLETED
+        generated += record.output_tokens
+        again += record.recomputed_tokens
+
+    def output_so_far() -> int:
+        return generated + sum(record.output_tokens for record in engine.drain(now))
 
     engine.on_finish = on_finish
-    now = begun_ns = 0
-    area = peak = 0
-    begun_left = begun_finished = begun_prefilled = begun_generated = 0
+    now = begun_ns = area = peak = 0
+    begun_left = begun_output = begun_again = 0
     measuring = False
     more = True
     while more:
@@ -104,18 +102,31 @@ def measure_capacity(
         peak = max(peak, engine.num_running)
         if not measuring:
             if finished >= turnovers * peak / 2 > 0:
-                measuring, begun_ns, begun_left = True, now, left
-                begun_finished, begun_prefilled, begun_generated = finished, prefilled, generated
+                measuring, begun_ns = True, now
+                begun_left, begun_output, begun_again = left, output_so_far(), again
         elif left - begun_left >= max(window, turnovers * peak):
             break
-    number = finished - begun_finished
-    if not measuring or now == begun_ns or not number:
+    if not measuring or now == begun_ns:
         return None
-    elapsed = now - begun_ns
-    return Capacity(
-        requests_per_s=(left - begun_left) / (elapsed / NS),
+    output = output_so_far() - begun_output  # has the engine settle its log, too
+    table = engine.log.table()
+    rows = (table["end_ns"] > begun_ns) & (table["end_ns"] <= now)
+    decodes = int(table["num_decodes"][rows].sum())
+    elapsed_s = (now - begun_ns) / NS
+    return Saturated(
+        prefill_tokens_per_s=(int(table["prefill_tokens"][rows].sum()) - again + begun_again)
+        / elapsed_s,
+        output_tokens_per_s=output / elapsed_s,
+        mean_running=area / (now - begun_ns),
+        mean_context=int(table["decode_context"][rows].sum()) / max(decodes, 1),
         requests=left - begun_left,
-        mean_running=area / elapsed,
-        prefill_tokens=(prefilled - begun_prefilled) / number,
-        output_tokens=(generated - begun_generated) / number,
     )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What one replica can serve."""
+
+    requests_per_s: float
+    requests: int
+    """Requests it was measured on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -13,15 +14,15 @@ from sim.request import Request, Segment, Trace
 
 IN_ORDER = 3000
 """Requests to measure where their order matters: a stretch of them differs from the whole."""
-SPREAD = 50_000
-"""Most requests drawn where it does not."""
+MOST = 50_000
+"""Requests drawn at most."""
 R2 = (0.7548776662466927, 0.5698402909980532)
 """1/g and 1/g^2, g the plastic number: the two-dimensional golden ratios."""
 
 
 @dataclass
 class Sample:
-    """Requests for `measure_capacity`, without end, and how many of them to measure."""
+    """Requests for `saturate`, many of them, and how many to measure."""
 
     requests: Iterator[Request]
     window: int
@@ -45,8 +46,9 @@ def typical_requests(
         uids = rows["uid"][rows["replica"] == 0]
         uids = uids if len(uids) else rows["uid"]
         window = min(max(len(uids), MIN_WINDOW), IN_ORDER)
-        return Sample(_in_order([known(uid) for uid in uids.tolist()[: 2 * IN_ORDER]]), window)
-    spread = spread_evenly(rows["wanted_tokens"], rows["prompt_tokens"], SPREAD)
+        in_order = _in_order([known(uid) for uid in uids.tolist()[: 2 * IN_ORDER]])
+        return Sample(islice(in_order, MOST), window)
+    spread = spread_evenly(rows["wanted_tokens"], rows["prompt_tokens"], MOST)
     uids = rows["uid"][spread]
     numbered = (
         replace(known(uid), uid=number, id=str(number), arrival_ns=0)

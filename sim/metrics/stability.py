@@ -41,6 +41,8 @@ class Stability:
     served_requests_per_s: float | None
     """Requests that left (completed or not) over the same time, and the drain after it."""
     capacity_requests_per_s: float | None
+    """What is served once a queue has built up. Until then a batch that is not full may be more
+    efficient, so a load a little above this can go well for a while, but not recover."""
     utilisation: float | None
     overloaded_fraction: float | None
     """Part of the time in which more arrived, over a minute or so, than can be served."""

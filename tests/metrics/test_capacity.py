@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.metrics.capacity import MIN_WINDOW, measure_capacity
+from sim.cost.interface import StepShape
+from sim.metrics.capacity import MIN_WINDOW, Saturated, saturate
 from sim.metrics.sample import spread_evenly, typical_requests
 from sim.request import Request, Segment, Trace, output_key, prompt_key
 from tests.cluster.toy import ToyEngine
@@ -21,24 +22,43 @@ def endless(output: int, most: int = 10**6) -> Iterator[Request]:
     return (Request(i, str(i), 0, 1, output) for i in range(most))
 
 
+class Linear:
+    """Every token of a step costs a microsecond."""
+
+    def step_ns(self, shape: StepShape) -> int:
+        return 1000 * shape.num_tokens
+
+
 @pytest.mark.parametrize(("slots", "output"), [(1, 1), (4, 7), (64, 20)])
 def test_capacity_of_a_known_server(slots: int, output: int) -> None:
     """`slots` requests at a time, a token each per 10 ms."""
-    found = measure_capacity(ToyEngine(10_000_000, slots), endless(output), backlog=slots)
+    found = saturate(ToyEngine(10_000_000, slots), endless(output), backlog=slots)
     assert found is not None
-    assert found.requests_per_s == pytest.approx(slots * 100 / output, rel=0.02)
-    assert found.requests >= MIN_WINDOW
+    assert found.output_tokens_per_s == pytest.approx(slots * 100, rel=0.02)
     assert found.mean_running == pytest.approx(slots, rel=0.02)
-    assert found.output_tokens == output
+    assert found.requests >= MIN_WINDOW
+    rate = found.requests_per_s(0, output, Linear(), 2048)  # type: ignore[arg-type]
+    assert rate == pytest.approx(slots * 100 / output, rel=0.02)
+
+
+def test_requests_with_twice_the_work_come_half_as_often() -> None:
+    found = Saturated(1000.0, 500.0, 10.0, 100.0, 1000)
+    rates = [found.requests_per_s(n * 20, n * 10, Linear(), 64) for n in (1, 2)]  # type: ignore[arg-type]
+    assert rates == pytest.approx([50.0, 25.0])
+
+
+def test_a_budget_of_one_token() -> None:
+    found = Saturated(10.0, 10.0, 1.0, 100.0, 1000)
+    assert found.requests_per_s(1, 1, Linear(), 1) == pytest.approx(10.0)  # type: ignore[arg-type]
 
 
 def test_too_few_requests_to_measure() -> None:
     engine = ToyEngine(10_000_000, 64)
-    assert measure_capacity(engine, endless(20, most=30), backlog=64) is None
+    assert saturate(engine, endless(20, most=30), backlog=64) is None
 
 
 def test_all_requests_rejected_is_no_capacity() -> None:
-    assert measure_capacity(ToyEngine(longest=0), endless(1, most=50), backlog=4) is None
+    assert saturate(ToyEngine(longest=0), endless(1, most=50), backlog=4) is None
 
 
 def test_every_stretch_of_a_spread_sample_is_like_the_whole() -> None:
@@ -92,5 +112,5 @@ def test_queues_grow_above_the_measured_capacity_and_not_below(options: dict[str
         found = simulate(generate=workload, **options).summary["stability"]
         assert found["verdict"] == verdict
         if load > 1:
-            # While its queue lasts, a server serves at its capacity.
-            assert found["served_requests_per_s"] == pytest.approx(capacity, rel=0.05)
+            # Not exactly: on the way there the batch is not full yet, and may be more efficient.
+            assert found["served_requests_per_s"] == pytest.approx(capacity, rel=0.12)

@@ -9,7 +9,7 @@ from sim.metrics.capacity import Capacity
 from sim.metrics.stability import Stability, assess
 
 SERVICE_NS = 10_000_000  # 100 requests/s
-TRUE = Capacity(100.0, 1000, 1.0, 1.0, 1.0)
+TRUE = Capacity(100.0, 1000)
 
 
 def served(arrival_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
