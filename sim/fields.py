@@ -30,6 +30,10 @@ def build(cls: type[T], values: Mapping[str, Any], where: str, kind: str = "fiel
         if name not in types_:
             raise unknown(f"{kind} of {where}", str(name), types_)
     given = {name: coerce(value, types_[name], f"{where}.{name}") for name, value in values.items()}
+    for f in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if f.init and required and f.name not in given:
+            raise UserError(f"{where} needs {where}.{f.name}")
     return cls(**given)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,9 +40,10 @@ class ResolvedSystem(Protocol):
     def fast(self) -> bool: ...
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
-    """One finished (or stopped) run. Tables and summary are made when first asked for."""
+    """One finished (or stopped) run. Tables and summary are made when first asked for; printing
+    it prints the table that the command prints."""
 
     scenario: Scenario
     trace: Trace | None
@@ -53,7 +54,7 @@ class Result:
     logs: Sequence[StepLog]
     wastes: Sequence[WasteLog | None]
     """How each replica used its KV memory, step by step, where the policy made it worth noting."""
-    system: ResolvedSystem = field(repr=False)
+    system: ResolvedSystem
     capacity: Capacity | None
     end_ns: int
     num_events: int
@@ -91,6 +92,15 @@ class Result:
             "notes": self.system.notes,
         }
         return head | found
+
+    def __repr__(self) -> str:
+        name, number = self.scenario.policy.name, len(self.rows["uid"])
+        return f"<Result of {number:,} requests, {name}>"
+
+    def __str__(self) -> str:
+        from sim.output_table import Style, render
+
+        return render(self.summary, self.scenario, Style(colour=False))
 
     def _engine_name(self) -> str:
         if self.scenario.execute.device is not None:

@@ -14,6 +14,9 @@ from sim.request import Request, Trace
 CHUNK = 2048
 """Rows turned from arrays into Python numbers at a time; a whole trace would not fit."""
 
+PROGRESS = 256
+"""Requests between two reports of progress."""
+
 Progress = Callable[[int, int], None]
 """Called with (requests that arrived, requests in all), now and then."""
 
@@ -28,7 +31,7 @@ def arrivals(
             now = request.arrival_ns
             yield clock.alarm(now, Rank.ARRIVE)
         cluster.enter(request)
-        if progress is not None and done % CHUNK == 0:
+        if progress is not None and done % PROGRESS == 0:
             progress(done, len(trace))
     if progress is not None:
         progress(len(trace), len(trace))

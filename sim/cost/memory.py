@@ -12,7 +12,7 @@ from sim.cost.hardware import GIB, Gpu
 from sim.cost.models import DTYPE_BYTES, ModelShape
 from sim.cost.parallel import RankPlan
 from sim.engine.config import EngineConfig
-from sim.errors import UserError
+from sim.errors import UserError, unknown
 
 # Memory that is neither weights nor activations, GiB: the CUDA context, and the buffers of NCCL and
 # of the custom all-reduce. With them, and one more copy of the embedding table (seen in every
@@ -51,7 +51,10 @@ def activation_dtype(model: ModelShape, engine: EngineConfig) -> str:
     named = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32"}
     if engine.dtype == "auto":
         return "bf16" if model.weight_dtype == "fp32" else model.weight_dtype
-    return named.get(engine.dtype, engine.dtype)
+    dtype = named.get(engine.dtype, engine.dtype)
+    if dtype not in named.values():
+        raise unknown("engine dtype", engine.dtype, ["auto", *named, *named.values()])
+    return dtype
 
 
 def plan_memory(
