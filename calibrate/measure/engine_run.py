@@ -89,27 +89,27 @@ def calibrate_engine(
         seed=seed,
         progress=progress,
     )
-    return calibration_of(steps, graphs=not config.enforce_eager)
+    return calibration_of(steps)
 
 
-def calibration_of(steps: Sequence[MeasuredStep], *, graphs: bool = False) -> EngineCalibration:
+def calibration_of(steps: Sequence[MeasuredStep]) -> EngineCalibration:
     """Fit measured steps, with the machine's drift taken out, and check on held-out ones."""
     if len(steps) < 40:
         raise UserError(
             f"the calibration's budget was enough for {len(steps)} steps only, and 40 are needed: "
             f"give it more time, or a smaller model"
         )
-    machine = machine_state(steps, fit_steps(steps, graphs=graphs))
+    machine = machine_state(steps, fit_steps(steps))
     speed = machine.speed(steps)
     held = np.arange(len(steps)) // BLOCK % 4 == 3
     if held.sum() < 10 or (~held).sum() < 20:
         held = np.arange(len(steps)) % 4 == 3
     kept = [s for s, h in zip(steps, held, strict=True) if not h]
     checked = [s for s, h in zip(steps, held, strict=True) if h]
-    partial = fit_steps(kept, speed[~held], graphs=graphs)
+    partial = fit_steps(kept, speed[~held])
     wall = sum(s.wall_ns for s in steps)
     return EngineCalibration(
-        fit=fit_steps(steps, speed, graphs=graphs),
+        fit=fit_steps(steps, speed),
         machine=machine,
         errors=operator_errors(partial, checked, speed[held]),
         steps=len(steps),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from calibrate.engine.executor import MeasuredStep
 from sim.cost.interface import StepShapes
-from sim.cost.measured import ChunkCost, Curve, StepFit
+from sim.cost.measured import ChunkCost, Curve, GraphFit, StepFit
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -22,6 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "head": ("lm_head", "sample"),
 }
 """The decoder's operators in each of a `StepFit`'s; what is in none is the host's."""
+NOTHING = Curve((1.0,), (0.0,))
 MODERATE = 0.995
 """Samples above this quantile of their ratio to the fit are cut there: a page fault is no work."""
 
@@ -58,14 +59,9 @@ def operators_us(steps: Sequence[MeasuredStep]) -> dict[str, FloatArray]:
     return found
 
 
-def fit_steps(
-    steps: Sequence[MeasuredStep], speed: FloatArray | None = None, *, graphs: bool = False
-) -> StepFit:
+def fit_steps(steps: Sequence[MeasuredStep], speed: FloatArray | None = None) -> StepFit:
     """Fit the mean time of every operator. `speed` is the machine's slowness in each step, which
-    the times are divided by. `graphs`: steps without prefill run differently.
-
-    Raises ValueError for fewer than 20 steps.
-    """
+    the times are divided by. Raises ValueError for fewer than 20 steps."""
     if len(steps) < 20:
         raise ValueError(f"{len(steps)} steps are too few to fit a step's cost")
     shapes = shapes_of(steps)
@@ -73,30 +69,65 @@ def fit_steps(
     us = {name: values / slow for name, values in operators_us(steps).items()}
     chunks = np.bincount(shapes.chunk_step, minlength=len(steps))
     tokens, sampled = shapes.num_tokens, shapes.num_sampled
-    plain = chunks == 0
-    eager = ~plain if graphs and (~plain).sum() >= 20 else np.full(len(steps), True)
-    decode_linear = None
-    if graphs and plain.sum() >= 20:
-        decode_linear = _fit_curve(tokens[plain], us["linear"][plain])
-    decoding, sampling = shapes.num_decodes > 0, sampled > 0
-    calls, context = _fit_decode(shapes, us["attention_decode"], decoding)
-    sequences = shapes.num_decodes + chunks
+    graphed = np.array(["graph" in s.operators for s in steps])
+    # Operators show only in steps that were no graphs; without any, graphs must do.
+    eager = ~graphed if (~graphed).sum() >= 10 else np.full(len(steps), True)
+    calls, context, decode_mixed = _fit_decode(shapes, us["attention_decode"], eager, chunks > 0)
+    sampling = eager & (sampled > 0)
     # What the host does per token (building the input) goes by tokens, like the products.
     step, per_seq, per_token = _nnls(
-        np.stack([np.ones(len(steps)), sequences, tokens], axis=1).astype(np.float64), us["host"]
+        np.stack([np.ones(len(steps)), shapes.num_decodes + chunks, tokens], axis=1).astype(
+            np.float64
+        ),
+        us["host"],
     )
-    linear = _fit_curve(tokens[eager], us["linear"][eager])
     return StepFit(
-        linear=_plus(linear, per_token),
-        decode_linear=None if decode_linear is None else _plus(decode_linear, per_token),
-        moe=_fit_curve(tokens, us["moe"]) if us["moe"].any() else Curve((1.0,), (0.0,)),
-        head=_fit_curve(sampled[sampling], us["head"][sampling]),
+        linear=_plus(_fit_curve(tokens[eager], us["linear"][eager]), per_token),
+        graph=_fit_graphs(shapes, us, graphed, per_token),
+        moe=_fit_curve(tokens[eager], us["moe"][eager]) if us["moe"].any() else NOTHING,
+        head=_fit_curve(sampled[sampling], us["head"][sampling]) if sampling.any() else NOTHING,
         decode_calls=calls,
         decode_context=context,
+        decode_mixed=decode_mixed,
         chunk=_fit_chunks(shapes, us["attention_prefill"], chunks),
         host_step=float(step),
         host_per_seq=float(per_seq),
     )
+
+
+def _fit_decode(
+    shapes: StepShapes,
+    y: FloatArray,
+    eager: npt.NDArray[np.bool_],
+    chunked: npt.NDArray[np.bool_],
+) -> tuple[Curve, Curve, float]:
+    """Attention of decodes by their number and by their summed context, and its factor in steps
+    that also hold chunks."""
+    decoding = eager & (shapes.num_decodes > 0)
+    if not decoding.any():
+        return NOTHING, NOTHING, 1.0
+    alone, mixed = decoding & ~chunked, decoding & chunked
+    if alone.sum() < 20:  # the factor cannot be told apart
+        calls, context = _fit_calls_and_context(shapes, y, decoding)
+        return calls, context, 1.0
+    calls, context = _fit_calls_and_context(shapes, y, alone)
+    if not mixed.any():
+        return calls, context, 1.0
+    as_alone = calls(shapes.num_decodes[mixed]) + context(shapes.decode_context[mixed])
+    return calls, context, max(1.0, float(y[mixed].sum() / max(as_alone.sum(), 1e-9)))
+
+
+def _fit_graphs(
+    shapes: StepShapes,
+    us: dict[str, FloatArray],
+    graphed: npt.NDArray[np.bool_],
+    per_token: float,
+) -> GraphFit | None:
+    if graphed.sum() < 10:
+        return None
+    step, context = _fit_calls_and_context(shapes, us["linear"], graphed)
+    sample = _fit_curve(shapes.num_sampled[graphed], us["head"][graphed])
+    return GraphFit(_plus(step, per_token), context, sample)
 
 
 def _fit_curve(x: npt.NDArray[np.int64], y: FloatArray) -> Curve:
@@ -106,17 +137,16 @@ def _fit_curve(x: npt.NDArray[np.int64], y: FloatArray) -> Curve:
     return _curve(knots, _hinges(np.array(knots), knots) @ coefficients)
 
 
-def _fit_decode(
+def _fit_calls_and_context(
     shapes: StepShapes, y: FloatArray, rows: npt.NDArray[np.bool_]
 ) -> tuple[Curve, Curve]:
-    """By decodes, and by summed context."""
-    if not rows.any():
-        return Curve((1.0,), (0.0,)), Curve((1.0,), (0.0,))
+    """A sum of a curve by decodes and one by their summed context, which starts at zero."""
     n = shapes.num_decodes[rows].astype(np.float64)
     context = shapes.decode_context[rows].astype(np.float64)
-    n_knots = _knots(n.max())
-    far = [0.0, *(k for k in (1024.0, 4096.0, 16384.0, 65536.0) if k < context.max() / 2)]
-    far.append(context.max())
+    n_knots, far = _knots(n.max()), [0.0, 1024.0]
+    while far[-1] * 4 < context.max() / 2:
+        far.append(far[-1] * 4)
+    far = [*(k for k in far if k < context.max()), context.max()]
     columns = np.concatenate((_hinges(n, n_knots), _hinges(context, far)[:, 1:]), axis=1)
     coefficients = _nnls(columns, y[rows])
     of_n, of_context = coefficients[: len(n_knots)], coefficients[len(n_knots) :]

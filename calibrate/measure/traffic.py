@@ -57,8 +57,9 @@ def run_traffic(
     progress: Callable[[float], None] | None = None,
 ) -> list[MeasuredStep]:
     """Serve a closed loop of synthetic requests until the budget is spent, going round the
-    concurrency `levels`, a slice of the time each; several rounds, so that drift of the machine
-    meets all levels alike. Returns the measured steps, the warm-up left out.
+    concurrency `levels` (ascending) up and down, a slice of the time each; in several rounds when
+    there is time, so that drift of the machine meets all levels alike. Returns the measured steps,
+    the warm-up left out.
 
     The budget is counted on the device's clock, and no more than `MOST_WALL` times it in real
     time: on a machine shared with others a CPU's own time passes more slowly.
@@ -67,11 +68,13 @@ def run_traffic(
     scheduler = Scheduler(config)
     clock = work_clock(executor.runner.decoder.weights.device)
     begin, latest = clock(), time.monotonic() + MOST_WALL * budget_s
-    rounds = max(2, min(6, int(budget_s / (0.5 * len(levels)))))
-    slot_s = budget_s / (rounds * len(levels))
+    # Up and down again: a level is reached from its neighbours, without waiting for a drain.
+    tour = [*levels, *levels[-2:0:-1]]
+    rounds = max(1, min(4, int(budget_s / (0.5 * len(tour)))))
+    slot_s = budget_s / (rounds * len(tour))
     uid, warm = 0, 0
     while (elapsed := (clock() - begin) / 1e9) < budget_s and time.monotonic() < latest:
-        level = levels[int(elapsed / slot_s) % len(levels)]
+        level = tour[int(elapsed / slot_s) % len(tour)]
         while scheduler.num_waiting + scheduler.num_running < level:
             scheduler.add(Seq(_request(uid, rng, mix, config)))
             uid += 1

@@ -32,7 +32,7 @@ def print_report(loops: Loops, console: Console | None = None) -> None:
         f"{middle.simulated['steps']:.0f} simulated)"
     )
     raw, normalised = loops.errors("raw"), loops.errors("normalised")
-    table = Table(title="error of the simulation (median size over the runs)")
+    table = Table(title="error of the simulation (median over the runs)")
     for name in ("", "executed", "simulated", "raw", "normalised", "aim"):
         table.add_column(name, justify="right" if name else "left")
     for key, title in NAMES.items():

@@ -63,13 +63,25 @@ class ChunkCost:
 
 
 @dataclass(frozen=True)
+class GraphFit:
+    """Steps of decodes alone where those run as one CUDA graph, microseconds."""
+
+    step: Curve
+    """By decodes: the graph, but for reading the cache."""
+    context: Curve
+    """By summed context of the decodes."""
+    sample: Curve
+    """By sampled requests."""
+
+
+@dataclass(frozen=True)
 class StepFit:
     """Microseconds of each operator of a step, over all layers."""
 
     linear: Curve
     """By tokens: embedding, norms, products, rotary embedding, cache write, activation."""
-    decode_linear: Curve | None
-    """The same in steps without prefill, where those run differently (CUDA graphs)."""
+    graph: GraphFit | None
+    """What replaces the operators in steps without prefill, where those are graphs."""
     moe: Curve
     """By tokens."""
     head: Curve
@@ -78,6 +90,8 @@ class StepFit:
     """By decodes: their attention beyond its reading of the cache."""
     decode_context: Curve
     """By summed context of the decodes."""
+    decode_mixed: float
+    """Factor on the decodes' attention in steps that also hold a prefill chunk."""
     chunk: ChunkCost
     host_step: float
     host_per_seq: float
@@ -91,8 +105,10 @@ class StepFit:
             fields = dict(data)
             for name in ("linear", "moe", "head", "decode_calls", "decode_context"):
                 fields[name] = _curve(data[name])
-            if data["decode_linear"] is not None:
-                fields["decode_linear"] = _curve(data["decode_linear"])
+            if data["graph"] is not None:
+                fields["graph"] = GraphFit(
+                    **{name: _curve(data["graph"][name]) for name in ("step", "context", "sample")}
+                )
             fields["chunk"] = ChunkCost(**data["chunk"])
             return cls(**fields)
         except (KeyError, TypeError) as error:
@@ -104,18 +120,32 @@ class StepFit:
         chunks = np.bincount(shapes.chunk_step, minlength=steps)
         each = self.chunk(shapes.chunk_tokens, shapes.chunk_prefix)
         prefill = np.bincount(shapes.chunk_step, weights=each, minlength=steps)
-        linear = self.linear(shapes.num_tokens)
-        if self.decode_linear is not None:
-            linear = np.where(chunks == 0, self.decode_linear(shapes.num_tokens), linear)
         decode = self.decode_calls(shapes.num_decodes) + self.decode_context(shapes.decode_context)
-        return {
-            "linear": linear,
+        decode = np.where(chunks > 0, decode * self.decode_mixed, decode)
+        us = {
+            "linear": self.linear(shapes.num_tokens),
             "moe": self.moe(shapes.num_tokens),
             "attention_decode": np.where(shapes.num_decodes > 0, decode, 0.0),
             "attention_prefill": prefill,
             "head": np.where(shapes.num_sampled > 0, self.head(shapes.num_sampled), 0.0),
             "host": self.host_step + self.host_per_seq * (shapes.num_decodes + chunks),
         }
+        return us if self.graph is None else self._with_graphs(us, self.graph, shapes, chunks == 0)
+
+    def _with_graphs(
+        self,
+        us: dict[str, FloatArray],
+        graph: GraphFit,
+        shapes: StepShapes,
+        plain: npt.NDArray[np.bool_],
+    ) -> dict[str, FloatArray]:
+        replaced = {
+            "linear": graph.step(shapes.num_decodes),
+            "moe": np.zeros(len(plain)),
+            "attention_decode": graph.context(shapes.decode_context),
+            "head": graph.sample(shapes.num_sampled),
+        }
+        return {n: np.where(plain, replaced[n], v) if n in replaced else v for n, v in us.items()}
 
 
 def _curve(data: Mapping[str, Any]) -> Curve:

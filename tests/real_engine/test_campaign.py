@@ -134,6 +134,32 @@ def test_step_fit_recovers_a_known_engine():
     assert errors["attention_prefill"].median < 0.1
 
 
+def test_step_fit_of_decode_graphs():
+    from calibrate.engine.executor import MeasuredStep
+
+    rng = np.random.default_rng(1)
+    steps = []
+    for i in range(300):
+        n, context = int(rng.integers(1, 64)), int(rng.integers(1000, 50_000))
+        q = int(rng.integers(50, 500)) if i % 3 == 0 else 0
+        shape = StepShape(n, context, context * context // n, [(q, 0)] if q else [], n)
+        if q:
+            us = {"qkv": 900 + 2.0 * (n + q), "attention_decode": 300 + 5 * n + 0.01 * context,
+                  "attention_prefill": 40 + 0.5 * q, "lm_head": 60 + n}  # fmt: skip
+        else:
+            us = {"graph": 500 + 4.0 * n + 0.01 * context, "sample": 30 + 0.5 * n}
+        operators = {k: round(v * 1e3) for k, v in (us | {"prepare": 200}).items()}
+        total = sum(operators.values())
+        steps.append(MeasuredStep(shape, total, total, 0, operators, ()))
+    fit = fit_steps(steps)
+    assert fit.graph is not None
+    assert operator_errors(fit, steps)["step"].p90 < 0.03
+    from sim.cost.measured import StepFit
+
+    again = StepFit.from_json(json.loads(json.dumps(fit.to_json())))
+    assert again == fit
+
+
 def test_slowness_smooths_single_outliers():
     assert slowness([10, 10, 50, 10, 10, 20, 20, 20, 20], 10).tolist() == [1] * 4 + [2] * 5
 

@@ -68,7 +68,8 @@ def flat_cost(step_us: float = 100.0) -> MeasuredCost:
     fit = StepFit.from_json(
         {
             "linear": {"knots": [1.0, 2.0], "values": [step_us, step_us + 1]}, "moe": one,
-            "decode_linear": None, "head": one, "decode_calls": one, "decode_context": one,
+            "graph": None, "head": one, "decode_calls": one, "decode_context": one,
+            "decode_mixed": 1.0,
             "chunk": dict.fromkeys(
                 ("call", "token", "square", "prefix_call", "pair", "gather"), 0.0
             ),
