@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import NoReturn
 
+from calibrate.measure import run
 from sim.errors import UserError
 
 
@@ -41,6 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="calibrate", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    measure = commands.add_parser(
+        "run", help="time this machine for a model and fit a profile", description=run.__doc__
+    )
+    run.add_arguments(measure)
+    measure.set_defaults(run=run.run)
 
     fit = commands.add_parser("fit", help="fit a profile from measured points")
     fit.add_argument("points", nargs="+", type=Path, metavar="POINTS.csv[.gz]")
