@@ -37,7 +37,7 @@ class PrefillConfig(NamedTuple):
 def prefill_config(
     arch: int, head_dim: int, element_size: int, rows: int, window: bool
 ) -> PrefillConfig:
-    """Tile for a chip, head dimension, bytes per number, rows (tokens x group) of the longest chunk.
+    """Tile for a chip, head dimension, bytes per number, rows (tokens x group) of a chunk.
 
     Chosen so that nothing spills and a tile is always on the way while another is worked on. Hopper
     keeps 128 rows as two warp groups of wgmma and three tiles of 128 keys in its 227 KB; a window

@@ -162,10 +162,9 @@ def _sum_kernel(
     mask = o_d < dim
     b_acc = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(TOP_K):
-        kept = tl.load(Kept + i_t * TOP_K + j) != 0
-        b_acc += tl.load(Slots + (i_t * TOP_K + j) * s_s + o_d, mask=mask & kept, other=0.0).to(
-            tl.float32
-        )
+        kept = tl.load(Kept + i_t * TOP_K + j).to(tl.int32)  # 0 or 1
+        p_slot = Slots + (i_t * TOP_K + j) * s_s + o_d
+        b_acc += tl.load(p_slot, mask=o_d < dim * kept, other=0.0).to(tl.float32)
     if SHARED:
         b_acc += tl.load(Shared + i_t * s_sh + o_d, mask=mask, other=0.0).to(tl.float32)
     if RESIDUAL:

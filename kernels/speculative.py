@@ -28,14 +28,14 @@ class Verdict(NamedTuple):
 
 
 @triton.jit
-def _weight(p_target, p_draft, o_v, mask, token, residual, plain, HAS_DRAFT: tl.constexpr):
+def _weight(p_target, p_draft, o_v, vocab, token, residual, HAS_DRAFT: tl.constexpr):
     """What the last token is drawn by: p, or after a rejection max(p - q, 0)."""
-    b_p = tl.load(p_target + o_v, mask=mask, other=0.0)
+    b_p = tl.load(p_target + o_v, mask=o_v < vocab, other=0.0)
     if HAS_DRAFT:
-        b_q = tl.load(p_draft + o_v, mask=mask & residual, other=0.0)
+        b_q = tl.load(p_draft + o_v, mask=o_v < vocab * residual, other=0.0)
     else:
         b_q = (o_v == token).to(tl.float32)  # a draft that had no alternative
-    return tl.where(residual & (plain == 0), tl.maximum(b_p - b_q, 0.0), b_p)
+    return tl.where(residual == 1, tl.maximum(b_p - b_q, 0.0), b_p)
 
 
 @triton.jit
@@ -61,8 +61,8 @@ def _verify_kernel(
     tl.store(NumAccepted + i_b, n)
 
     # The token after them.
-    residual = n < num_drafts
-    token = tl.load(Drafts + i_b * s_d + n, mask=residual, other=-1)
+    residual = (n < num_drafts).to(tl.int32)
+    token = tl.load(Drafts + i_b * s_d + n, mask=n < num_drafts, other=-1)
     p_target = TargetProbs + i_b * s_pb + n * s_pk
     p_draft = DraftProbs
     if HAS_DRAFT:
@@ -70,15 +70,14 @@ def _verify_kernel(
     b_sum = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab, BLOCK):
         o_v = start + tl.arange(0, BLOCK)
-        b_sum += _weight(p_target, p_draft, o_v, o_v < vocab, token, residual, 0, HAS_DRAFT)
+        b_sum += _weight(p_target, p_draft, o_v, vocab, token, residual, HAS_DRAFT)
     total = tl.sum(b_sum, 0)
-    plain = 0
     if total <= 0.0:  # p equals q but for rounding: nothing is left over, and p itself is as good
-        plain = 1
+        residual = 0
         b_sum = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             o_v = start + tl.arange(0, BLOCK)
-            b_sum += tl.load(p_target + o_v, mask=o_v < vocab, other=0.0)
+            b_sum += _weight(p_target, p_draft, o_v, vocab, token, residual, HAS_DRAFT)
         total = tl.sum(b_sum, 0)
     target = tl.load(LastUniforms + i_b) * total
     passed = tl.full([BLOCK], 2147483647, tl.int32)
@@ -86,7 +85,7 @@ def _verify_kernel(
     before = 0.0
     for start in range(0, vocab, BLOCK):
         o_v = start + tl.arange(0, BLOCK)
-        b_w = _weight(p_target, p_draft, o_v, o_v < vocab, token, residual, plain, HAS_DRAFT)
+        b_w = _weight(p_target, p_draft, o_v, vocab, token, residual, HAS_DRAFT)
         b_run = before + tl.cumsum(b_w, 0)
         passed = tl.minimum(passed, tl.where((b_w > 0.0) & (b_run > target), o_v, 2147483647))
         last = tl.maximum(last, tl.where(b_w > 0.0, o_v, 0))

@@ -120,7 +120,6 @@ def moe(
 VARIANTS: dict[str, Callable[[], Any]] = {
     "decode-D64-G4-bf16": decode(64, 32, 8),
     "decode-D80-G1-fp16": decode(80, 32, 32, F16),
-    "decode-D96-G1-bf16": decode(96, 32, 32),
     "decode-D128-G4-bf16": decode(128, 32, 8),
     "decode-D128-G8-bf16-drafts4": decode(128, 64, 8, drafts=4),
     "decode-D128-G8-bf16-drafts15": decode(128, 64, 8, drafts=15),
@@ -129,7 +128,6 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "decode-D128-G4-fp32": decode(128, 32, 8, F32),
     "decode-D256-G2-bf16": decode(256, 16, 8),
     "prefill-D64-G4-bf16": prefill(64, 32, 8),
-    "prefill-D80-G1-fp16": prefill(80, 32, 32, F16),
     "prefill-D96-G1-bf16": prefill(96, 32, 32),
     "prefill-D128-G4-bf16": prefill(128, 32, 8),
     "prefill-D128-G4-bf16-contiguous": prefill(128, 32, 8, paged=False),

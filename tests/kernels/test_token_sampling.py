@@ -115,6 +115,14 @@ def test_verify_accepts_everything_when_draft_and_target_agree(rng, device):
     assert torch.equal(got.tokens[:, :3], tokens)
 
 
+def test_verify_draws_from_the_target_when_nothing_is_left_over(device):
+    half = tensor([[[0.5, 0.5], [0.5, 0.5]]], device)
+    drafts, rejecting = tensor([[0]], device, torch.int64), tensor([[1.0]], device)
+    got = verify_drafts(drafts, half[:, :1], half, rejecting, tensor([0.7], device))
+    assert got.num_accepted.tolist() == [0]
+    assert got.tokens[0, 0] == 1
+
+
 def test_verify_of_greedy_rows_compares_tokens(device):
     target = torch.nn.functional.one_hot(tensor([[1, 2, 3]], device, torch.int64), 5).float()
     uniforms = tensor([[0.9, 0.9]], device)
