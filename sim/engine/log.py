@@ -9,7 +9,7 @@ one entry: only the ends and the KV usage take memory per step.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -110,10 +110,61 @@ class StepLog:
         num_gaps: int,
     ) -> None:
         """Append one step; `prefills` as in `StepShape`."""
-        if prefills:
-            step = len(self._ends)
-            for tokens, prefix in prefills:
-                self._chunks.extend((step, tokens, prefix))
+        self.add_details(
+            len(self._ends),
+            prefills,
+            num_decodes,
+            decode_tokens,
+            num_sampled,
+            cached_tokens,
+            num_preempted,
+        )
+        self.add_entry(
+            1,
+            start_ns,
+            num_running,
+            num_waiting,
+            num_decodes,
+            decode_context,
+            decode_context_sq,
+            num_gaps,
+        )
+        self.add_ends((end_ns,), (kv_used_blocks,))
+
+    def add_entry(
+        self,
+        num_steps: int,
+        start_ns: int,
+        num_running: int,
+        num_waiting: int,
+        num_decodes: int,
+        decode_context: int,
+        decode_context_sq: int,
+        num_gaps: int,
+    ) -> None:
+        """Describe the next `num_steps` steps, whose ends will come by `add_ends`.
+
+        They hold decodes of one batch, one token per request and step, and what `add_details` has
+        just said. Each starts when the one before ends, the first at `start_ns`. Contexts and
+        gaps are the first step's; then contexts grow by one per step, and all decodes have a gap.
+        """
+        self._num_entries += 1
+        self._large.extend((start_ns, decode_context, decode_context_sq))
+        self._small.extend((num_steps, num_running, num_waiting, num_decodes, num_gaps))
+
+    def add_details(
+        self,
+        step: int,
+        prefills: Sequence[tuple[int, int]],
+        num_decodes: int,
+        decode_tokens: int,
+        num_sampled: int,
+        cached_tokens: int,
+        num_preempted: int,
+    ) -> None:
+        """What is special about the step numbered `step`, which the next entry is for."""
+        for tokens, prefix in prefills:
+            self._chunks.extend((step, tokens, prefix))
         if (
             num_sampled != num_decodes
             or decode_tokens != num_decodes
@@ -123,32 +174,9 @@ class StepLog:
             self._extras.extend(
                 (self._num_entries, decode_tokens, num_sampled, cached_tokens, num_preempted)
             )
-        self._num_entries += 1
-        self._large.extend((start_ns, decode_context, decode_context_sq))
-        self._small.extend((1, num_running, num_waiting, num_decodes, num_gaps))
-        self._ends.append(end_ns)
-        self._kv_used.append(kv_used_blocks)
 
-    def add_run(
-        self,
-        start_ns: int,
-        ends_ns: Sequence[int],
-        kv_used_blocks: Sequence[int],
-        num_running: int,
-        num_waiting: int,
-        num_decodes: int,
-        decode_context: int,
-        decode_context_sq: int,
-        num_gaps: int,
-    ) -> None:
-        """Append consecutive decode-only steps of one batch, one token per request and step.
-
-        Step `i + 1` starts when step `i` ends; each context grows by one per step. The contexts
-        and `num_gaps` are the first step's; in every later one all `num_decodes` have a gap.
-        """
-        self._num_entries += 1
-        self._large.extend((start_ns, decode_context, decode_context_sq))
-        self._small.extend((len(ends_ns), num_running, num_waiting, num_decodes, num_gaps))
+    def add_ends(self, ends_ns: Iterable[int], kv_used_blocks: Iterable[int]) -> None:
+        """End and KV usage of each of the steps described since the last call."""
         self._ends.extend(ends_ns)
         self._kv_used.extend(kv_used_blocks)
 

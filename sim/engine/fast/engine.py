@@ -204,7 +204,8 @@ class FastEngine:
         if ends:
             ended = bisect_left(ends, now)
             self._wake_ns = ends[ended]
-            self._foresight.cut(ended + timeline.depth)
+            if ended + timeline.depth < len(ends):
+                self._foresight.cut(ended + timeline.depth)
 
     def _catch_up(self) -> int:
         """Take up what has happened by now, for somebody who looks in between; when a row was
@@ -229,8 +230,7 @@ class FastEngine:
         scheduler, timeline = self._scheduler, self._timeline
         ends, depth = timeline.ends, timeline.depth
         while True:
-            scheduler.retire()
-            if scheduler.is_steady:
+            if scheduler.is_steady():
                 wake_ns = self._foresight.look_ahead(now)
                 if wake_ns is not None:
                     self._wake_ns = wake_ns

@@ -58,14 +58,32 @@ class Foresight:
         if start_ns < now:
             start_ns = now
         free = scheduler.blocks.free
+        size, context, context_sq = cohort.size, cohort.context, cohort.context_sq
         if most < VECTOR:
-            free = self._append_rows(row, most, start_ns, free)
+            shape, step_ns = self._shape, self._cost.step_ns
+            add_end, add_used = ends.append, timeline.used.append
+            entering, block_size = cohort.entering, cohort.block_size
+            used = scheduler.blocks.num_blocks - free
+            end_ns, sum_, sum_sq = start_ns, context, context_sq
+            shape.num_decodes = shape.num_sampled = size
+            for at in range(-row, -row - most, -1):
+                need = entering[at % block_size]
+                if need > free:
+                    break
+                free -= need
+                used += need
+                shape.decode_context = sum_
+                shape.decode_context_sq = sum_sq
+                end_ns += step_ns(shape)
+                add_end(end_ns)
+                add_used(used)
+                sum_sq += 2 * sum_ + size
+                sum_ += size
         else:
             free = self._append_vector(row, most, start_ns, free)
         count = len(ends) - before
         if not count:
             return None
-        size, context, context_sq = cohort.size, cohort.context, cohort.context_sq
         stretch = Stretch(
             count,
             start_ns,
@@ -88,29 +106,8 @@ class Foresight:
         spare = len(ends) - depth
         return ends[spare] if spare > 0 else ends[0]
 
-    def _append_rows(self, row: int, count: int, end_ns: int, free: int) -> int:
-        """Up to `count` rows while blocks last; the blocks free after them."""
-        timeline, cohort, shape = self._timeline, self._scheduler.cohort, self._shape
-        add_end, add_used = timeline.ends.append, timeline.used.append
-        step_ns = self._cost.step_ns
-        entering, block_size = cohort.entering, cohort.block_size
-        num_blocks = self._scheduler.blocks.num_blocks
-        shape.num_decodes = shape.num_sampled = size = cohort.size
-        shape.decode_context = context = cohort.context
-        shape.decode_context_sq = context_sq = cohort.context_sq
-        for at in range(-row, -row - count, -1):
-            free -= entering[at % block_size]
-            if free < 0:
-                return free
-            end_ns += step_ns(shape)
-            add_end(end_ns)
-            add_used(num_blocks - free)
-            shape.decode_context_sq = context_sq = context_sq + 2 * context + size
-            shape.decode_context = context = context + size
-        return free
-
     def _append_vector(self, row: int, count: int, end_ns: int, free: int) -> int:
-        """The same by arrays."""
+        """Up to `count` rows at once, while blocks last; the blocks free after them."""
         timeline, cohort = self._timeline, self._scheduler.cohort
         entering = np.array(cohort.entering, dtype=np.int64)
         demand = entering[-np.arange(row, row + count) % cohort.block_size].cumsum()
@@ -168,14 +165,12 @@ class Foresight:
         return True
 
     def cut(self, planned: int) -> None:
-        """Take back the rows after the first `planned` of the timeline: they will not be as
-        foreseen."""
-        dropped = self._timeline.keep(planned)
-        if dropped:
-            self._count -= dropped
-            self._has_tail = False
-            if self._count + 1 < self._most:
-                self._most = max(LEAST_AHEAD, 2 * self._count)
+        """Take back the rows, there are some, after the first `planned` of the timeline: they
+        will not be as foreseen."""
+        self._count -= self._timeline.keep(planned)
+        self._has_tail = False
+        if self._count + 1 < self._most:
+            self._most = max(LEAST_AHEAD, 2 * self._count)
 
     def take_up(self, planned: int) -> None:
         """The first `planned` rows of the timeline have come true."""

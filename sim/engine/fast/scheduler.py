@@ -186,11 +186,8 @@ class FastScheduler:
 
     # -- last tokens
 
-    def retire(self) -> None:
-        """Take those out of the cohort whose last token is in `row`, before the next is planned."""
-        heap = self.cohort.last_rows
-        if not heap or heap[0][0] > self.row:
-            return
+    def _retire(self) -> None:
+        """Take those out of the cohort whose last token is in `row`, which has been planned."""
         for seq in self.cohort.pop_last_tokens(self.row):
             self.leaving.append(seq)
             if seq.stage is Stage.DECODE:
@@ -204,18 +201,11 @@ class FastScheduler:
         """The output of `row` is there: who had the last token in it, in schedule order. They
         still run (or wait, if they were preempted meanwhile)."""
         self.committed = row
-        if row == self.row:
-            self.retire()
         leaving = self.leaving
-        if not leaving:
+        if not leaving or leaving[0].last_row > row:
             return []
-        finished = []
-        for seq in leaving:
-            if seq.last_row > row:
-                break
-            finished.append(seq)
-        if finished:
-            del leaving[: len(finished)]
+        finished = [seq for seq in leaving if seq.last_row <= row]
+        del leaving[: len(finished)]
         return [seq for seq in finished if seq.stage is not Stage.GONE]
 
     # -- rows foreseen
@@ -224,14 +214,20 @@ class FastScheduler:
         """`count` foreseen rows have been planned as foreseen, with all of the cohort, but the
         last without those whose last token was in the row before if `after_last_tokens`.
         The first were planned when `seen` was committed, the others `depth` rows behind."""
-        whole = count - after_last_tokens
-        if whole:
-            self.cohort.advance(whole)
-            self.row += whole
+        cohort = self.cohort
+        if count > after_last_tokens:
+            cohort.advance(count - after_last_tokens)
         if after_last_tokens:
-            self.retire()
+            self.row += count - 1
+            self._retire()
+            cohort.advance(1)
             self.row += 1
-            self._pass_row()
+            if self.overrunning:
+                self._end_overruns()
+        else:
+            self.row += count
+        if cohort.last_rows and cohort.last_rows[0][0] <= self.row:
+            self._retire()
         behind = self.row - depth
         if count == 1:
             self._seen_before = self._seen
@@ -239,18 +235,14 @@ class FastScheduler:
             self._seen_before = behind - 1 if behind > seen else seen
         self._seen = behind if behind > seen else seen
 
-    def _pass_row(self) -> None:
-        """`row` is settled: the cohort moves on to the next, those who overran leave it."""
-        self.cohort.advance(1)
-        if self.overrunning:
-            for seq in self.overrunning:
-                self.cohort.remove(seq)
-                seq.stage = Stage.DRAINING
-            self.overrunning.clear()
+    def _end_overruns(self) -> None:
+        for seq in self.overrunning:
+            self.cohort.remove(seq)
+            seq.stage = Stage.DRAINING
+        self.overrunning.clear()
 
     # -- planning
 
-    @property
     def is_steady(self) -> bool:
         """Whether the next rows hold the cohort's decodes and nothing else, until a last token,
         a shortage of blocks, an arrival or an abort."""
@@ -446,7 +438,9 @@ class FastScheduler:
     def _complete(self, plan: Row, row: int) -> None:
         """The row is settled: count it, and let those that finished their prompt decode next."""
         cohort = self.cohort
-        self._pass_row()
+        cohort.advance(1)
+        if self.overrunning:
+            self._end_overruns()
         for seq in plan.completing:
             self.prefilling.remove(seq)
             seq.offset = seq.known - row
@@ -464,6 +458,8 @@ class FastScheduler:
             if seq.last_row > row or seq.overruns:
                 cohort.add(seq)
             cohort.expect(seq)
+        if cohort.last_rows and cohort.last_rows[0][0] <= row:
+            self._retire()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books agree with each other."""

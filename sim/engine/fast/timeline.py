@@ -194,58 +194,54 @@ class Timeline:
 
     def commit(self, count: int) -> None:
         """The first `count` rows have ended: they go to the log."""
-        ends, used, stretches, log = self.ends, self.used, self.stretches, self.log
+        ends, stretches, log = self.ends, self.stretches, self.log
         start_ns = self.last_end_ns
         at = whole = 0
         while at < count:
             s = stretches[whole]
-            size = s.count
-            if size > count - at:
+            if s.count > count - at:
                 stretches.insert(whole + 1, s.split(count - at))
-                size = s.count
             if s.start_ns >= 0:
                 start_ns = s.start_ns
-            if s.plain:
-                log.add_run(
-                    start_ns,
-                    ends[at : at + size],
-                    used[at : at + size],
-                    s.num_running,
-                    s.num_waiting,
-                    s.num_decodes,
-                    s.context,
-                    s.context_sq,
-                    s.num_gaps,
-                )
-            else:
-                assert isinstance(s, Row)
-                for _, began in s.late:
-                    log.add_long_gap(self.first + at, ends[at] - log.end_ns(began))
-                log.add_step(
-                    start_ns,
-                    ends[at],
-                    s.num_running,
-                    s.num_waiting,
-                    s.num_decodes,
-                    s.num_decodes,
-                    s.context,
-                    s.context_sq,
-                    s.prefills,
-                    s.num_sampled,
-                    s.cached_tokens,
-                    s.num_preempted,
-                    used[at],
-                    s.num_gaps,
-                )
-            at += size
+            if not s.plain:
+                self._add_details(s, at)
+            log.add_entry(
+                s.count,
+                start_ns,
+                s.num_running,
+                s.num_waiting,
+                s.num_decodes,
+                s.context,
+                s.context_sq,
+                s.num_gaps,
+            )
+            at += s.count
             start_ns = ends[at - 1]
             whole += 1
+        log.add_ends(ends[:count], self.used[:count])
         self.last_end_ns = start_ns
         self.planned -= count
         self.first += count
         del ends[:count]
-        del used[:count]
+        del self.used[:count]
         del stretches[:whole]
+
+    def _add_details(self, stretch: Stretch, at: int) -> None:
+        assert isinstance(stretch, Row)
+        log = self.log
+        for _, began in stretch.late:
+            ago = began - self.first
+            began_ns = self.ends[ago] if ago >= 0 else log.end_ns(began)
+            log.add_long_gap(self.first + at, self.ends[at] - began_ns)
+        log.add_details(
+            self.first + at,
+            stretch.prefills,
+            stretch.num_decodes,
+            stretch.num_decodes,
+            stretch.num_sampled,
+            stretch.cached_tokens,
+            stretch.num_preempted,
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the invariants hold."""
