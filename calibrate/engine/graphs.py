@@ -51,7 +51,9 @@ class GraphedDecoder:
             return torch.zeros(size, dtype=dtype, device=device)
 
         self._inputs = zeros(3, top)  # token ids, positions, slots
-        self._table = zeros(top, -(-max_model_len // decoder.block_size), dtype=torch.int32)
+        # As wide as `plan` may make a table of the longest context.
+        width = -(-max_model_len // (16 * decoder.block_size)) * 16
+        self._table = zeros(top, width, dtype=torch.int32)
         self._lens = zeros(top, dtype=torch.int32)
         self._rows = torch.arange(top, device=device)
         self._inputs[2] = -1

@@ -147,7 +147,8 @@ def _requests(
     lengths = [len(e.tokens) for e in entries]
     longest = max(e.end for e in entries)
     # Drafts past the longest context have no block of their own: their table ends in block 0.
-    width = -(-longest // block_size)
+    # Rows of whole 64 bytes, so that the kernels see aligned tables whatever the context.
+    width = -(-longest // (16 * block_size)) * 16
     table = [[*e.blocks[:width], *[0] * (width - len(e.blocks))] for e in entries]
     starts = None
     if chunks or max(lengths) > 1:

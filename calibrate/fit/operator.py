@@ -23,7 +23,7 @@ MAX_SCALE_POINTS = 400
 SOFT = 0.1
 """Relative error beyond which a point counts as an outlier of the form."""
 SCALES = (0.3, 1.0, 3.0)
-NOISES = (0.5, 1.0, 3.0, 8.0)
+NOISES = (0.5, 1.0, 3.0)
 
 
 def fit_operator(

@@ -14,7 +14,7 @@ from calibrate.engine.runner import ModelRunner
 from calibrate.measure.probe import Probe, slowness
 from calibrate.measure.recorder import recorder_for
 from calibrate.measure.step_fit import OperatorError, fit_steps, operator_errors, shapes_of
-from calibrate.measure.traffic import Mix, run_traffic
+from calibrate.measure.traffic import Mix, run_traffic, warm_up
 from sim.cost.measured import StepFit
 from sim.engine.config import EngineConfig
 from sim.errors import UserError
@@ -37,7 +37,7 @@ class MachineState:
 
     def speed(self, steps: Sequence[MeasuredStep]) -> FloatArray:
         """How many times slower than at calibration the machine was in each step."""
-        if not self.probe_ns or not steps:
+        if not self.probe_ns or not all(s.probe_ns for s in steps):
             return np.ones(len(steps))
         smooth = slowness([s.probe_ns for s in steps], self.probe_ns)
         result: FloatArray = smooth**self.sensitivity
@@ -80,6 +80,8 @@ def calibrate_engine(
     """Run traffic for `budget_s` seconds and fit the cost of a step. UserError when the budget
     was too short for 40 steps."""
     executor = make_executor(runner, config)
+    if runner.decoder.weights.device.type == "cuda":
+        warm_up(executor, config)
     steps = run_traffic(
         executor,
         config,

@@ -41,6 +41,7 @@ class EventRecorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._events: list[tuple[str, torch.cuda.Event]] = []
+        self._pool: list[torch.cuda.Event] = []  # making an event costs more than recording it
         self._begin = 0
         self._prepare = 0
 
@@ -52,7 +53,9 @@ class EventRecorder:
     def mark(self, operator: str) -> None:
         if operator == "prepare":
             self._prepare = time.perf_counter_ns() - self._begin
-        event = torch.cuda.Event(enable_timing=True)
+        if len(self._pool) == len(self._events):
+            self._pool.append(torch.cuda.Event(enable_timing=True))
+        event = self._pool[len(self._events)]
         event.record()
         self._events.append((operator, event))
 

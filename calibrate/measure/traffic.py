@@ -91,7 +91,28 @@ def run_traffic(
             warm = len(executor.steps)
         if progress is not None:
             progress(min(1.0, elapsed / budget_s))
+    executor.runner.texts.clear()  # of requests that were cut off
     return executor.steps[warm:]
+
+
+def warm_up(executor: RealExecutor, config: EngineConfig) -> None:
+    """Serve requests of many sizes, so that kernels are compiled and tuned before anything is
+    timed. Leaves no steps behind. On a GPU this takes tens of seconds the first time."""
+    scheduler = Scheduler(config)
+    longest = min(config.max_model_len, config.num_usable_blocks * config.block_size) - 8
+    prompts = [min(n, longest) for n in (8, 40, 150, 600, 1500, 3000, longest)]
+    crowd = [16] * config.max_num_seqs
+    for uid, prompt in enumerate([*prompts, *prompts, *crowd]):
+        request = Request(uid, str(uid), uid, prompt, 1 + uid % 4)
+        scheduler.add(Seq(request))
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        outcome = executor.execute(plan, step_shape(plan))
+        scheduler.update(plan, outcome.sampled)
+        if outcome.drafts is not None:
+            scheduler.update_drafts(plan, outcome.drafts)
+    executor.steps.clear()
+    executor.runner.texts.clear()
 
 
 def _request(uid: int, rng: np.random.Generator, mix: Mix, config: EngineConfig) -> Request:

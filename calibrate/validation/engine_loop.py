@@ -70,6 +70,10 @@ def run_loops(args: argparse.Namespace) -> Loops:
     device = pick_device(args.device)
     arch = architecture(args.model)
     config = engine_config(arch, device.type, engine_settings(args.set))
+    if config.speculative:
+        raise UserError(
+            "validate engine compares steps without speculation; use simulate --execute for it"
+        )
     budget_s = seconds(args.budget)
     machine_meta = describe_machine(device)
     given = None

@@ -193,3 +193,22 @@ def test_gpu_check_runs_its_comparisons_on_a_cpu(tmp_path, capsys):
     if not torch.cuda.is_available():
         assert gpu_check.main(["--out", str(tmp_path)]) == 2
         assert "use --device cpu" in capsys.readouterr().err
+
+
+def test_warm_up_leaves_nothing_behind():
+    from calibrate.engine.executor import RealExecutor
+    from calibrate.engine.llm import make_runner
+    from calibrate.engine.tokens import TraceTokens
+    from calibrate.measure.traffic import warm_up
+    from sim.engine.config import EngineConfig
+    from tests.real_engine.models import MODELS, weights
+
+    config = EngineConfig(
+        max_model_len=128, num_gpu_blocks=40, max_num_seqs=4, max_num_batched_tokens=64,
+        async_scheduling=False,
+    )  # fmt: skip
+    arch = MODELS["llama"]
+    executor = RealExecutor(make_runner(arch, weights(arch), config, TraceTokens(199)), config)
+    warm_up(executor, config)
+    assert executor.steps == []
+    assert not executor.runner.texts

@@ -53,6 +53,19 @@ def test_closed_loop_on_the_cpu(capsys, tmp_path, model):
     assert profile.is_file()
 
 
+def test_wall_clock_has_no_probe_and_nothing_normalised(capsys, tmp_path):
+    profile = tmp_path / "here.json"
+    args = ["--budget", "3s", "--limit", "6", "--json"]
+    assert validate(*args, "--out", str(profile)) == 0
+    capsys.readouterr()
+    assert validate(*args, "--profile", str(profile), "--wall-clock") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["decisions_equal"] is True
+    assert found["normalised"] is None
+    assert found["clock"] == "wall"
+    assert 0 < found["kinds"]["decode"]["median"] < 1
+
+
 def requests(count: int, prompt: int = 30, output: int = 6) -> list[Request]:
     return [Request(i, str(i), i * 1000, prompt + i, output) for i in range(count)]
 
@@ -146,6 +159,7 @@ def test_drift_stretches_the_simulation():
         (["--budget", "soon"], "a budget is a time such as 90s"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),
         (["--set", "engine.max_num_seq=3"], "did you mean 'max_num_seqs'"),
+        (["--set", "engine.num_speculative_tokens=2"], "without speculation"),
         (["--set", "policy=3"], "--set takes engine.NAME=VALUE"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv"),
         (["--model", "llama-3-70b"], "GB of weights"),
