@@ -126,7 +126,7 @@ def _stream_tiles(
     return b_acc, b_l, b_m
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests"])
 def _prefill_kernel(
     Q, K, V, Out, BlockTable, SeqLens, QueryStart, KScale, VScale,
     scale_log2, window, num_requests,

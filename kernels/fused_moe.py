@@ -60,7 +60,7 @@ def _tile_of(pid, num_tiles, num_columns, GROUP_M: tl.constexpr):
     return first + pid % per_group % height, pid % per_group // height
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _gate_up_kernel(
     X, W, Hidden, Rows, TileExpert, TileRows,
     num_tiles, width, depth,
@@ -111,7 +111,7 @@ def _gate_up_kernel(
     tl.store(p_h, b_h, mask=(o_n < width)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _down_kernel(
     Hidden, W, Weights, Out, Rows, TileExpert, TileRows,
     num_tiles, width, depth,

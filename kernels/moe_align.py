@@ -35,7 +35,7 @@ class Alignment(NamedTuple):
     block_m: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _count_kernel(
     Experts,
     Counts,
@@ -53,7 +53,7 @@ def _count_kernel(
     tl.store(Counts + i_chunk * NUM_EXPERTS + o_e, b_count, mask=o_e < NUM_EXPERTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks", "capacity"])
 def _scan_kernel(
     Counts, Totals, TileStart, num_chunks, capacity,
     NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -76,7 +76,7 @@ def _scan_kernel(
     tl.store(TileStart, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "num_tiles", "capacity"])
 def _place_kernel(
     Experts, Before, Totals, TileStart, Rows, TileExpert, TileRows, Kept,
     num_slots, num_tiles, capacity,

@@ -27,7 +27,7 @@ class Routing(NamedTuple):
     )  # scalar fp32: experts * sum(f * p) (Switch, Fedus et al. 2021, eq. 4); uniform = 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _route_kernel(
     Logits, Noise, NoiseLogits, Weights, Experts, PartZ, PartProb, PartCount,
     num_tokens, s_logits, s_noise, s_noise_logits,

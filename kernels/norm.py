@@ -11,7 +11,7 @@ from kernels import runtime
 MAX_DIM = 16384
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     X, Residual, Weight, Out, eps, num_rows, inner,
     s_xo, s_xi, s_ro, s_ri, s_oo, s_oi,

@@ -55,14 +55,15 @@ def split_length(chip: runtime.Chip, num_pairs: int, max_seq_len: int, block_n: 
     return runtime.cdiv(length, block_n) * block_n
 
 
-@triton.jit
+# The number of splits follows the longest context: special values of it must not compile anew.
+@triton.jit(do_not_specialize=["num_splits_max"])
 def _decode_kernel(
     Q, K, V, Out, PartOut, PartLse, BlockTable, SeqLens, QueryStart, KScale, VScale,
-    scale_log2, split_len, window,
+    scale_log2, split_len, window, num_splits_max,
     s_qt, s_qh, s_kb, s_kt, s_kh, s_vb, s_vt, s_vh, s_ot, s_oh, s_table,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, VARLEN: tl.constexpr, WINDOW: tl.constexpr,
+    VARLEN: tl.constexpr, WINDOW: tl.constexpr,
     FP8: tl.constexpr, FP8_NATIVE: tl.constexpr, DOT_FP32: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_split, i_kvh, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -172,18 +173,20 @@ def _decode_kernel(
     if num_splits == 1:
         tl.store(p_out, b_out.to(Out.dtype.element_ty), mask=m_q)
     else:
-        o_part = ((i_b * NUM_KV_HEADS + i_kvh) * NUM_SPLITS + i_split).to(tl.int64) * ROWS + o_row
+        o_part = ((i_b * NUM_KV_HEADS + i_kvh) * num_splits_max + i_split).to(
+            tl.int64
+        ) * ROWS + o_row
         tl.store(PartOut + o_part[:, None] * HEAD_DIM + o_d[None, :], b_out, mask=m_q)
         tl.store(PartLse + o_part, b_m + tl.log2(b_l), mask=m_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits_max"])
 def _reduce_kernel(
     PartOut, PartLse, Out, SeqLens, QueryStart,
-    split_len, window, s_ot, s_oh,
+    split_len, window, num_splits_max, s_ot, s_oh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, VARLEN: tl.constexpr, WINDOW: tl.constexpr,
+    SPLITS_PAD: tl.constexpr, VARLEN: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     i_row, i_kvh, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if VARLEN:
@@ -204,7 +207,7 @@ def _reduce_kernel(
     m_d = o_d < HEAD_DIM
     o_split = tl.arange(0, SPLITS_PAD)
     m_split = o_split < num_splits
-    o_part = ((i_b * NUM_KV_HEADS + i_kvh) * NUM_SPLITS + o_split).to(tl.int64) * ROWS + i_row
+    o_part = ((i_b * NUM_KV_HEADS + i_kvh) * num_splits_max + o_split).to(tl.int64) * ROWS + i_row
     b_lse = tl.load(PartLse + o_part, mask=m_split, other=float("-inf"))
     b_w = tl.exp2(b_lse - tl.max(b_lse, 0))
     b_w = b_w / tl.sum(b_w, 0)
@@ -296,7 +299,7 @@ def paged_decode(
 
     shape = {
         "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "ROWS": rows, "HEAD_DIM": head_dim,
-        "DIM_PAD": runtime.next_power_of_2(head_dim), "NUM_SPLITS": num_splits,
+        "DIM_PAD": runtime.next_power_of_2(head_dim),
         "VARLEN": query_start is not None, "WINDOW": window is not None,
     }  # fmt: skip
     runtime.launch(
@@ -305,6 +308,7 @@ def paged_decode(
         seq_lens,
         query_start, k_scale, v_scale,
         (head_dim**-0.5 if scale is None else scale) / math.log(2), split_len, window or 0,
+        num_splits,
         *query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *out.stride()[:2],
         block_table.stride(0),
         **shape, BLOCK_SIZE=block_size, BLOCK_N=config.block_n,
@@ -317,7 +321,7 @@ def paged_decode(
         runtime.launch(
             _reduce_kernel, (max_query_len * group, num_kv_heads, num_requests),
             part_out, part_lse, out, seq_lens, query_start, split_len, window or 0,
-            *out.stride()[:2],
+            num_splits, *out.stride()[:2],
             **shape, SPLITS_PAD=runtime.next_power_of_2(num_splits), num_warps=4,
         )  # fmt: skip
     return out

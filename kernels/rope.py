@@ -65,8 +65,8 @@ def _rope_cache_kernel(
     b_v = tl.load(V + i_t * s_vt + i_kvh * s_vh + o_d, mask=m_d, other=0.0)
     b_rest = tl.load(p_k + o_d, mask=m_rest, other=0.0)
     if FP8:
-        k_inverse = 1.0 / tl.load(KScale + i_kvh)
-        v_inverse = 1.0 / tl.load(VScale + i_kvh)
+        k_inverse = tl.div_rn(1.0, tl.load(KScale + i_kvh))
+        v_inverse = tl.div_rn(1.0, tl.load(VScale + i_kvh))
         tl.store(p_kc + o_1, encode_e4m3(b_r1.to(tl.float32) * k_inverse, FP8_NATIVE), mask=m_h)
         tl.store(p_kc + o_2, encode_e4m3(b_r2.to(tl.float32) * k_inverse, FP8_NATIVE), mask=m_h)
         tl.store(p_vc + o_d, encode_e4m3(b_v.to(tl.float32) * v_inverse, FP8_NATIVE), mask=m_d)

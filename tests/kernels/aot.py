@@ -49,17 +49,19 @@ def source_of(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> 
     if set(given) != set(names):
         raise TypeError(f"{kernel.__name__}: arguments off by {set(given) ^ set(names)}")
     constant_params = {p.name for p in kernel.params if p.is_constexpr}
+    plain_params = {p.name for p in kernel.params if p.do_not_specialize}
     for i, name in enumerate(names):
         value = given[name]
         is_int = isinstance(value, int) and not isinstance(value, bool)
-        if name in constant_params or value is None or (is_int and value == 1):
+        special = is_int and name not in plain_params  # as a launch specialises integers
+        if name in constant_params or value is None or (special and value == 1):
             signature[name], constexprs[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
             attributes[(i,)] = [["tt.divisibility", 16]]
         elif is_int:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if special and value % 16 == 0:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32"
