@@ -69,6 +69,8 @@ class ExecuteSettings:
     """cpu, cuda, cuda:N, or auto (the GPU if there is one); None: steps are modelled."""
     dtype: str = "bf16"
     """Of the weights: bf16, fp16 or fp32."""
+    draft_model: str | None = None
+    """For `engine.spec_method: draft_model`: a built-in name or a model folder."""
     wall_clock: bool = False
     """Serve in real time, not on a virtual clock of measured durations."""
 
@@ -78,7 +80,10 @@ class ClusterSettings:
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        _need(self.replicas >= 1, f"cluster.replicas must be at least 1, got {self.replicas}")
+        _need(
+            1 <= self.replicas <= 100_000,
+            f"cluster.replicas must be at least 1 and at most 100000, got {self.replicas}",
+        )
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrate.engine.architecture import architecture
+from calibrate.engine.architecture import Architecture, architecture
 from calibrate.engine.clock import work_clock
 from calibrate.engine.device import pick_device
 from calibrate.engine.executor import MeasuredStep, RealExecutor, WallClock
 from calibrate.engine.llm import load_weights_of, make_runner
 from calibrate.engine.tokens import TraceTokens
+from calibrate.engine.weights import Weights
 from calibrate.measure.machine import device_name
 from calibrate.measure.recorder import recorder_for
 from calibrate.measure.step_fit import operators_us
 from sim.cost.interface import CostModel, FloatArray, IntArray, StepShape, StepShapes
 from sim.engine.config import EngineConfig
 from sim.engine.executor import Executor
+from sim.errors import UserError
 
 
 class Execution:
@@ -37,6 +39,7 @@ class Execution:
         *,
         device: str = "auto",
         dtype: str = "bf16",
+        draft_model: str | None = None,
         seed: int = 0,
         now_ns: Callable[[], int] | None = None,
     ) -> None:
@@ -49,6 +52,16 @@ class Execution:
         self.arch, self.weights = load_weights_of(
             model, architecture(model), device=self.device, dtype=dtype, seed=seed
         )
+        self._draft: tuple[Architecture, Weights] | None = None
+        if draft_model is not None:
+            self._draft = load_weights_of(
+                draft_model, architecture(draft_model), device=self.device, dtype=dtype, seed=seed
+            )
+            if self._draft[0].shape.vocab != self.arch.shape.vocab:
+                raise UserError(
+                    f"the draft model {draft_model} has another vocabulary than {model} "
+                    f"({self._draft[0].shape.vocab} and {self.arch.shape.vocab} tokens)"
+                )
         self._clock = None if now_ns is None else WallClock(now_ns)
         self._seed = seed
         self._executors: list[RealExecutor] = []
@@ -58,7 +71,7 @@ class Execution:
     def executor(self, replica: int) -> Executor:
         """A new executor, with an empty KV cache."""
         tokens = TraceTokens(self.arch.shape.vocab, self._seed)
-        runner = make_runner(self.arch, self.weights, self.config, tokens)
+        runner = make_runner(self.arch, self.weights, self.config, tokens, draft=self._draft)
         recorder = recorder_for(self.device, work_clock(self.device))
         executor = RealExecutor(runner, self.config, recorder=recorder, clock=self._clock)
         self._executors.append(executor)

@@ -108,7 +108,9 @@ def make_runner(
             proposer = NgramProposer()
         elif config.spec_method == "draft_model":
             if draft is None:
-                raise UserError("spec_method draft_model needs a draft model")
+                raise UserError(
+                    "spec_method draft_model needs a draft model: set execute.draft_model"
+                )
             proposer = DraftModel(make_decoder(*draft, config))
         else:
             raise unknown("speculative method of the real engine", config.spec_method,

@@ -33,6 +33,16 @@ def test_execute_serves_the_trace_and_says_what_measured_it(capsys, extra):
     assert "real engine" not in simulated["cost_model"]["provenance"]
 
 
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_execute_speculates(capsys, method):
+    spec = ["--set", "engine.num_speculative_tokens=2", "--set", f"engine.spec_method={method}"]
+    if method == "draft_model":
+        assert main([*BASE, "--execute", "cpu", *spec]) == 2
+        assert "set execute.draft_model" in capsys.readouterr().err
+        spec += ["--set", "execute.draft_model=small"]
+    assert run(capsys, "--execute", "cpu", *spec)["requests"]["completed"] == 12
+
+
 def test_execute_on_two_replicas(capsys):
     found = run(capsys, "--execute", "cpu", "--replicas", "2", "--routing", "round-robin")
     assert found["requests"]["completed"] == 12
