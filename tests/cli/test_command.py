@@ -89,7 +89,7 @@ def test_without_an_slo_goodput_is_null() -> None:
 
 def test_table_for_a_person_is_plain_text_in_a_pipe() -> None:
     done = simulate("--trace", traces.sample_path(), "--limit", "200")
-    for word in ("TTFT", "TPOT", "ITL", "E2E", "throughput", "stable", "KV", "azure"):
+    for word in ("TTFT", "TPOT", "ITL", "E2E", "throughput", "stability", "KV", "azure"):
         assert word in done.stdout
     assert "\033" not in done.stdout
     assert all(len(line) <= 160 for line in done.stdout.splitlines())
