@@ -7,6 +7,7 @@ mark.
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -39,5 +40,9 @@ def rng(device):
 
 def pytest_collection_modifyitems(items):
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         if HAS_GPU and "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.gpu)
+        elif not HAS_GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

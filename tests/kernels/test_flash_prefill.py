@@ -56,6 +56,20 @@ def test_prefill_with_the_tiles_of_the_chip(case, rng, device):
     run(case, rng, device)
 
 
+LARGE = [
+    Case((2048, 700, 4096), (2048, 300, 1000), 8, 2, 128, dtype=BF16),
+    Case((2048, 700), (2048, 300), 8, 2, 128, dtype=BF16, fp8=True),
+    Case((3000, 700), (1500, 300), 7, 1, 128, dtype=BF16, window=512),
+    Case((1000, 700), (600, 300), 4, 2, 256, dtype=F16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_prefill_of_long_chunks(case, rng, device):
+    run(case, rng, device)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 64), (3, 3, 80), (5, 1, 128)])
 @pytest.mark.parametrize("window", [None, 11], ids=["causal", "W11"])
 def test_contiguous_prefill_equals_reference(heads, kv_heads, dim, window, rng, device):

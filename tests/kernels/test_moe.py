@@ -130,6 +130,13 @@ def test_moe_with_the_tiles_of_the_chip(tokens, rng, device):
     assert_close(fused_moe(*arguments), fused_moe_reference(*arguments), BF16)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [64, 3000])
+def test_moe_of_many_tokens(tokens, rng, device):
+    arguments = layer(tokens, 16, 2, 1024, 768, BF16, rng, device)
+    assert_close(fused_moe(*arguments), fused_moe_reference(*arguments), BF16)
+
+
 def test_moe_over_capacity_passes_on_the_residual(rng, device):
     x, gate_up, down, routing = layer(12, 4, 1, 64, 32, F32, rng, device)
     routing = routing._replace(experts=torch.zeros_like(routing.experts))

@@ -66,6 +66,38 @@ def test_decode_with_the_tiles_of_the_chip(case, rng, device):
     run(case, rng, device)
 
 
+SERVER = {"lens": tuple(range(900, 2948, 64)), "queries": (1,) * 32, "heads": 32, "kv_heads": 8}
+LARGE = [
+    Case(**SERVER, dim=128, dtype=BF16),
+    Case(**SERVER, dim=128, dtype=BF16, fp8=True),
+    Case(**SERVER, dim=64, dtype=F16, window=1024),
+    Case(**(SERVER | {"queries": (4,) * 32}), dim=128, dtype=BF16),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_decode_of_a_large_batch(case, rng, device):
+    run(case, rng, device)
+
+
+@pytest.mark.gpu
+def test_decode_in_a_cuda_graph_follows_the_lengths(rng, device):
+    batch = build(Case((700, 900), (1, 1), 8, 2, 128, dtype=BF16), rng, device).arguments()
+    del batch["query_start"]
+    longest = batch["seq_lens"].clone()
+    paged_decode(**batch, max_seq_len=900)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = paged_decode(**batch, max_seq_len=900)
+    for fewer in (0, 300, 699):
+        batch["seq_lens"].copy_(longest - fewer)
+        graph.replay()
+        start = torch.tensor([0, 1, 2], device=device)
+        want = paged_attention_reference(**batch, query_start=start)
+        assert_close(out, want, BF16)
+
+
 def test_decode_result_does_not_depend_on_the_split(rng, device):
     case = Case((100, 37), (1, 1), 4, 2, 64)
     batch = build(case, rng, device).arguments()
