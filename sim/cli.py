@@ -148,7 +148,8 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
     """The scenario of the flags: `--config` first, then flags, then `--set`, in order."""
     import yaml
 
-    from sim.scenario import Scenario, read_yaml, set_path
+    from sim.scenario import Scenario
+    from sim.tree import read_yaml, set_path
 
     tree = read_yaml(args.config) if args.config else {}
     if args.trace is not None and args.generate is not None:

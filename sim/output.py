@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import UserError
+from sim.tree import DEFAULT_POLICIES
 
 if TYPE_CHECKING:
     from sim.result import Result
@@ -75,7 +76,7 @@ def _rerunnable(result: Result) -> str:
         changes["cost.profile"] = str(Path(scenario.cost.profile).resolve())
     if Path(scenario.model).exists():
         changes["model"] = str(Path(scenario.model).resolve())
-    for name in ("policy", "eviction", "admission", "routing"):
+    for name in DEFAULT_POLICIES:
         place, colon, cls = getattr(scenario, name).name.rpartition(":")
         file = Path(place if place.endswith(".py") else f"{place}.py")
         if colon and file.is_file():

@@ -173,7 +173,11 @@ def _title(scenario: Scenario, policy: bool = True) -> str:
 def _trace(summary: Mapping[str, Any], simulated: bool = True) -> str:
     trace = summary["trace"]
     # How many rows were kept is in the number of requests; here is what was done to the others.
-    told = {k: v for k, v in trace["counts"].items() if v and k not in ("rows_read", "requests_generated")}
+    told = {
+        k: v
+        for k, v in trace["counts"].items()
+        if v and k not in ("rows_read", "requests_generated")
+    }
     notes = "".join(f"; {k.replace('_', ' ')}: {v:,}" for k, v in told.items())
     if simulated:
         notes = f", {duration(summary['run']['simulated_s'])} simulated{notes}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import yaml
 from sim.engine.config import EngineConfig
 from sim.errors import UserError, unknown
 from sim.fields import build, coerce, options_of
+from sim.tree import DEFAULT_POLICIES, read_yaml, set_path
 
 
 def _need(ok: bool, message: str) -> None:
@@ -123,10 +123,10 @@ class Scenario:
     gpu: str = "A100-80G"
     cost: CostSettings = CostSettings()
     execute: ExecuteSettings = ExecuteSettings()
-    policy: PolicyChoice = PolicyChoice("chunked")
-    eviction: PolicyChoice = PolicyChoice("lru")
-    admission: PolicyChoice = PolicyChoice("always")
-    routing: PolicyChoice = PolicyChoice("round-robin")
+    policy: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["policy"])
+    eviction: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["eviction"])
+    admission: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["admission"])
+    routing: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["routing"])
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Fields of EngineConfig; what is left out has vLLM's default for the GPU."""
     cluster: ClusterSettings = ClusterSettings()
@@ -174,7 +174,7 @@ class Scenario:
         for name in given:
             if name not in options_of(cls):
                 raise unknown("scenario field", str(name), options_of(cls))
-        for name in ("policy", "eviction", "admission", "routing"):
+        for name in DEFAULT_POLICIES:
             if name in given:
                 given[name] = _choice(given[name], name)
         if given.get("trace") is not None:
@@ -230,57 +230,6 @@ _SECTIONS: dict[str, type] = {
 }
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a scenario file; a relative trace path in it is relative to the file."""
-    file = Path(path)
-    try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: a scenario is a mapping of fields, not a {type(tree).__name__}")
-    trace = tree.get("trace")
-    if isinstance(trace, str):
-        tree["trace"] = str(file.parent / trace)
-    elif isinstance(trace, dict) and isinstance(trace.get("path"), str):
-        trace["path"] = str(file.parent / trace["path"])
-    return tree
-
-
-def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Change one field of a plain tree in place: `policy`, `policy.reserve`, `engine.block_size`.
-
-    A policy set by name forgets the options of the one before it.
-    """
-    *parents, last = path.split(".")
-    here = tree
-    for depth, name in enumerate(parents):
-        below = here.get(name)
-        if isinstance(below, str) and depth == 0 and (name == "trace" or _is_policy(name)):
-            below = {"path" if name == "trace" else "name": below}
-        elif below is None:
-            below = {"name": _default_policy(name)} if _is_policy(name) and depth == 0 else {}
-        elif not isinstance(below, dict):
-            raise UserError(f"cannot set {path!r}: {name!r} has no fields")
-        here[name] = here = copy.copy(below)
-    if not last or not all(parents):
-        raise UserError(f"cannot set {path!r}: not of the form field or section.field")
-    here[last] = value
-
-
-def _is_policy(name: str) -> bool:
-    return isinstance(getattr(Scenario, name, None), PolicyChoice)
-
-
-def _default_policy(name: str) -> str:
-    choice: PolicyChoice = getattr(Scenario, name)
-    return choice.name
-
-
 def _choice(value: Any, where: str) -> PolicyChoice:
     if isinstance(value, PolicyChoice):
         return value
@@ -288,7 +237,7 @@ def _choice(value: Any, where: str) -> PolicyChoice:
         return PolicyChoice(value)
     if isinstance(value, Mapping):
         options = {str(k): v for k, v in value.items()}
-        name = options.pop("name", _default_policy(where))
+        name = options.pop("name", DEFAULT_POLICIES[where])
         return PolicyChoice(coerce(name, str, f"{where}.name"), options)
     raise UserError(f"{where} must be a policy's name or a mapping with its name, got {value!r}")
 

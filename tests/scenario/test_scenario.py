@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from sim.errors import UserError
-from sim.scenario import PolicyChoice, Scenario, read_yaml, set_path
+from sim.scenario import PolicyChoice, Scenario
+from sim.tree import read_yaml, set_path
 
 FULL: dict[str, Any] = {
     "model": "Mixtral-8x7B",

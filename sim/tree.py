@@ -1,0 +1,62 @@
+"""A scenario as a plain tree of values: read from YAML, changed by path."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sim.errors import UserError
+
+DEFAULT_POLICIES = {
+    "policy": "chunked",
+    "eviction": "lru",
+    "admission": "always",
+    "routing": "round-robin",
+}
+"""The fields that name a policy, and the policy that each names when left out."""
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping in a scenario file; a relative trace path in it is relative to the file."""
+    file = Path(path)
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a scenario is a mapping of fields, not a {type(tree).__name__}")
+    trace = tree.get("trace")
+    if isinstance(trace, str):
+        tree["trace"] = str(file.parent / trace)
+    elif isinstance(trace, dict) and isinstance(trace.get("path"), str):
+        trace["path"] = str(file.parent / trace["path"])
+    return tree
+
+
+def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Change one field of a plain tree in place: `policy`, `policy.reserve`, `engine.block_size`.
+
+    A policy set by name forgets the options of the one before it.
+    """
+    *parents, last = path.split(".")
+    here = tree
+    for depth, name in enumerate(parents):
+        below = here.get(name)
+        if isinstance(below, str) and depth == 0 and (name == "trace" or name in DEFAULT_POLICIES):
+            below = {"path" if name == "trace" else "name": below}
+        elif below is None:
+            policy = DEFAULT_POLICIES.get(name) if depth == 0 else None
+            below = {} if policy is None else {"name": policy}
+        elif not isinstance(below, dict):
+            raise UserError(f"cannot set {path!r}: {name!r} has no fields")
+        here[name] = here = copy.copy(below)
+    if not last or not all(parents):
+        raise UserError(f"cannot set {path!r}: not of the form field or section.field")
+    here[last] = value
