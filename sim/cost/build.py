@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sim.cost.hardware import Gpu
-from sim.cost.host import FRONTENDS, host_model
+from sim.cost.host import FRONTENDS, host_model, parse_version
 from sim.cost.models import ModelShape
 from sim.cost.parallel import RankPlan
 from sim.cost.predictor import Predictor
 from sim.cost.profile import Profile, for_gpu
+from sim.cost.sampling import sorts_for_top_p
 from sim.cost.step import StepCost
 from sim.cost.tables import Tables
 from sim.engine.config import EngineConfig
@@ -36,6 +38,8 @@ def build_cost_model(
         raise unknown("frontend", frontend, FRONTENDS)
     chosen = for_gpu(gpu) if profile is None else profile
     predictor = Predictor(chosen, gpu)
+    if not sorts_for_top_p(parse_version(engine_version)):
+        model = replace(model, top_p=False)
     tables = Tables(RankPlan.of(model, engine), engine, predictor)
     host = host_model(engine_version)
     if host_zero:
