@@ -21,6 +21,9 @@ KERNEL_US = 2.0
 """Shortest time of a small kernel inside a CUDA graph (notes on the open deployments)."""
 STREAM_EFFICIENCY = 0.8
 """Fraction of the memory bandwidth that elementwise kernels reach."""
+RANK_SKEW_US = 3.7
+"""What a collective waits for the slowest rank, per doubling of the ranks beyond two; benchmarks
+run in lockstep. (Fitted on the open deployments with two and four ranks.)"""
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,15 @@ class Operator:
     def residual(self) -> Residual:
         return Residual.from_json(self.entry.fit["residual"])
 
-    def us(self, columns: Columns, *, cold: bool = False) -> Array:
-        """Microseconds of the calls whose sizes are given; see `Form.us` for `cold`."""
+    def us(self, columns: Columns, *, in_model: bool = False) -> Array:
+        """Microseconds of the calls whose sizes are given: as they were timed, or as part of a
+        model's step, without the launch that was timed with each call and with caches that hold
+        other layers' data (see `Form.us`)."""
         fit, key = self.entry.fit, self.entry.key
         work = self.form.work(columns, self.gpu, key, fit["variant"])
-        base = self.form.us(fit["coefficients"], work, self.gpu, key, cold=cold)
+        base = self.form.us(fit["coefficients"], work, self.gpu, key, cold=in_model)
         result: Array = base * np.exp(self.residual(self.form.axes(work)))
-        return result
+        return result - fit.get("launch_us", 0.0) if in_model else result
 
 
 class Predictor:
@@ -80,7 +85,7 @@ class Predictor:
             kv_heads=kv_heads,
             head_dim=head_dim,
         )
-        return self._operator("prefill", kv_dtype=kv_dtype).us(columns, cold=True)
+        return self._operator("prefill", kv_dtype=kv_dtype).us(columns, in_model=True)
 
     def decode_us(
         self,
@@ -95,7 +100,7 @@ class Predictor:
         columns = _columns(
             batch=batch, kv_len=kv_len, heads=heads, kv_heads=kv_heads, head_dim=head_dim
         )
-        return self._operator("decode", kv_dtype=kv_dtype).us(columns, cold=True)
+        return self._operator("decode", kv_dtype=kv_dtype).us(columns, in_model=True)
 
     def moe_us(
         self,
@@ -108,10 +113,13 @@ class Predictor:
         ep: int,
         dtype: str,
     ) -> Array:
-        """Routed experts of one GPU under balanced routing; `tokens` counted over `ep` ranks."""
+        """Routed experts of one GPU; `tokens` counted over `ep` ranks. Each token picks its experts
+        independently, so few tokens leave some untouched; benchmarks deal them out evenly."""
         columns = _columns(
             tokens=tokens, hidden=hidden, inter=inter, topk=topk, experts=experts, tp=tp, ep=ep
         )
+        touched = experts / ep * (1 - (1 - topk / experts) ** columns["tokens"])
+        columns["active"] = np.maximum(touched, 1e-3)
         return self._operator("moe", dtype=dtype, distribution="balanced").us(columns)
 
     def collective_us(self, op: str, size: npt.ArrayLike, world: int) -> Array:
@@ -123,7 +131,9 @@ class Predictor:
         us = chosen.us(_columns(bytes=size))
         # A world size that was not timed: the same bytes per link, one step more per doubling.
         share = ((world - 1) / world) / ((known - 1) / known)
-        return us if known == world else us * share + np.log2(world / known)
+        if known != world:
+            us = us * share + float(np.log2(world / known))
+        return us + RANK_SKEW_US * float(np.log2(max(world / 2, 1)))
 
     def elementwise_us(self, moved: npt.ArrayLike) -> Array:
         """One norm, rotary embedding, activation, ... that moves that many bytes."""

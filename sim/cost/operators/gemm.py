@@ -46,7 +46,9 @@ class Gemm(Form):
         Component(0.02, (1.0, 0.7, 0.7, 1.0, 0.5)),
         Component(0.01, (1.0, 0.05, 0.05, 1.0, 0.5)),
     )
-    noise = 0.002
+    # Published rows are bimodal by up to 17 % between neighbouring sizes, differently in every
+    # measurement; a model has dozens of weights, so their average is what counts.
+    noise = 0.006
 
     def work(self, c: Columns, gpu: Gpu, key: Key, variant: Mapping[str, Any]) -> dict[str, Array]:
         m, n, k = c["m"], c["n"], c["k"]
