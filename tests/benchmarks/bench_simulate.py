@@ -38,19 +38,19 @@ def jobs(work: Path) -> list[Job]:
     return [
         Job(
             "azure",
-            ("--trace", str(AZURE), "--rate-scale", "1.2", *no_cache),
+            ("--trace", str(AZURE), "--rate-scale", "0.9", *no_cache),
             "loop < 0.6 s, command < 3 s",
             AZURE,
         ),
         Job(
             "azure-out",
-            ("--trace", str(AZURE), "--rate-scale", "1.2", *no_cache, "--out", str(work / "out")),
+            ("--trace", str(AZURE), "--rate-scale", "0.9", *no_cache, "--out", str(work / "out")),
             "as azure, with all tables written",
             AZURE,
         ),
         Job(
             "azure-x10",
-            ("--trace", str(azure10), "--rate-scale", "1.2", "--replicas", "10", *no_cache),
+            ("--trace", str(azure10), "--rate-scale", "0.9", "--replicas", "10", *no_cache),
             "no dearer per request than azure",
             AZURE,
         ),
@@ -63,10 +63,10 @@ def jobs(work: Path) -> list[Job]:
             "command < 10 s",
             MOONCAKE,
         ),
-        Job("fleet-100k", ("--generate", f"poisson:rate=80,n=100000,{LENGTHS}", *fleet), ""),
+        Job("fleet-100k", ("--generate", f"poisson:rate=64,n=100000,{LENGTHS}", *fleet), ""),
         Job(
             "fleet-1M",
-            ("--generate", f"poisson:rate=80,n=1000000,{LENGTHS}", *fleet),
+            ("--generate", f"poisson:rate=64,n=1000000,{LENGTHS}", *fleet),
             "< 1.3 x the us/request of fleet-100k, peak < 2 GB",
         ),
     ]
