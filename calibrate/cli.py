@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import NoReturn
@@ -96,6 +97,7 @@ def _fit(args: argparse.Namespace) -> int:
         gpu,
         provenance=f"fitted on {args.source or names}",
         created=date.today().isoformat(),
+        meta={} if args.datasheet is None else {"datasheet": asdict(gpu)},
         progress=show,
     )
     save(profile, args.out)

@@ -114,7 +114,7 @@ def check_points(table: pd.DataFrame, source: str) -> Points:
         if bad.any():
             row = int(np.flatnonzero(bad.to_numpy())[0])
             raise UserError(
-                f"{source}: row {row + 2}: {name} is {table[name].iloc[row]!r}, not a "
+                f"{source}: row {row + 2}: {name} is {table[name].iloc[row]}, not a "
                 f"{'positive' if name in TIME_COLUMNS else 'non-negative'} number"
             )
         table[name] = numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,7 @@ def fit_profile(
     *,
     provenance: str,
     created: str,
+    meta: Mapping[str, Any] | None = None,
     progress: Callable[[Entry], None] | None = None,
 ) -> Profile:
     """A profile of all groups. Deterministic: equal points give an equal profile."""
@@ -117,7 +118,7 @@ def fit_profile(
         entries.append(entry)
         if progress is not None:
             progress(entry)
-    return Profile(gpu.name, tuple(entries), provenance, created)
+    return Profile(gpu.name, tuple(entries), provenance, created, meta=meta or {})
 
 
 def predict_points(points: Points, predictor: Predictor) -> Array:

@@ -1,0 +1,135 @@
+"""Fitting a profile from points and predicting points with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from calibrate.cli import main
+from calibrate.fit.points import check_points, read_points
+from sim.cost.hardware import gpu
+from sim.cost.operators import FORMS
+from sim.cost.operators.base import Component
+from sim.cost.predictor import Predictor
+from sim.cost.profile import load
+from sim.cost.residual import Residual, covariance_matrix
+from sim.errors import UserError
+
+GEMM = {"compute": 0.7, "memory": 0.85, "power": 2.0, "fixed": 3.0, "serial": 0.03}
+
+
+def gemm_points(name: str = "H100-SXM", noise: float = 0.0) -> pd.DataFrame:
+    """Points that the form itself describes."""
+    card = gpu("h100")
+    m, n, k = (
+        a.ravel().astype(float)
+        for a in np.meshgrid([1, 8, 64, 256, 1024, 4096], [1024, 4096, 8192], [1024, 4096, 8192])
+    )
+    form, key = FORMS["gemm"], {"dtype": "bf16"}
+    work = form.work({"m": m, "n": n, "k": k}, card, key, {})
+    us = form.us(GEMM, work, card, key, cold=False)
+    us = us * np.exp(noise * np.random.default_rng(0).standard_normal(len(us)))
+    return pd.DataFrame(
+        {"gpu": name, "dtype": "bf16", "m": m.astype(int), "n": n.astype(int),
+         "k": k.astype(int), "us": us, "engine": "e-1.0", "kernel": "x"}
+    )  # fmt: skip
+
+
+def test_fit_and_predict_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points, profile, out = tmp_path / "p.csv.gz", tmp_path / "h.json", tmp_path / "o.csv"
+    table = gemm_points()
+    table.to_csv(points, index=False)
+    assert main(["fit", str(points), "--gpu", "h100", "--out", str(profile)]) == 0
+    assert main(["predict", "--profile", str(profile), str(points), "--out", str(out)]) == 0
+    predicted = pd.read_csv(out)
+    assert list(predicted.columns) == [*table.columns, "predicted_us"]
+    assert len(predicted) == len(table)
+    assert (predicted.predicted_us / table.us - 1).abs().median() < 0.02
+    assert "gemm bf16 e-1.0 x" in capsys.readouterr().err
+
+
+def test_equal_points_give_an_equal_profile(tmp_path: Path) -> None:
+    points = tmp_path / "p.csv"
+    gemm_points(noise=0.05).to_csv(points, index=False)
+    for name in ("a.json.gz", "b.json.gz"):
+        assert main(["fit", str(points), "--gpu", "H100-SXM", "--out", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_points_to_predict_need_no_measurements(tmp_path: Path) -> None:
+    table = gemm_points()
+    table.to_csv(tmp_path / "p.csv", index=False)
+    table.drop(columns="us").to_csv(tmp_path / "q.csv", index=False)
+    profile, out = tmp_path / "h.json", tmp_path / "o.csv"
+    assert main(["fit", str(tmp_path / "p.csv"), "--gpu", "h100", "--out", str(profile)]) == 0
+    args = ["predict", "--profile", str(profile), str(tmp_path / "q.csv"), "--out", str(out)]
+    assert main(args) == 0
+    assert pd.read_csv(out).predicted_us.gt(0).all()
+
+
+def test_unknown_gpu_needs_a_datasheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points, sheet, profile = tmp_path / "p.csv", tmp_path / "s.json", tmp_path / "x.json"
+    gemm_points("X1").to_csv(points, index=False)
+    args = ["fit", str(points), "--gpu", "X1", "--out", str(profile)]
+    assert main(args) == 2
+    assert "unknown GPU 'X1'" in capsys.readouterr().err
+    peaks = {"bf16": 989, "memory_gib": 80, "bandwidth": 3350, "sms": 132}
+    sheet.write_text(json.dumps(peaks))
+    assert main([*args, "--datasheet", str(sheet)]) == 0
+    out = tmp_path / "o.csv"
+    assert main(["predict", "--profile", str(profile), str(points), "--out", str(out)]) == 0
+
+
+def test_profile_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    points, profile = tmp_path / "p.csv", tmp_path / "h.json"
+    gemm_points().to_csv(points, index=False)
+    assert main(["fit", str(points), "--gpu", "h100", "--out", str(profile)]) == 0
+    with pytest.raises(UserError, match="for H100-SXM, not for A100-80G"):
+        Predictor(load(profile), gpu("a100"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "op"),
+    [
+        ("gpu,dtype,m,n,k,us", "gemm"),
+        ("batch,q_len,prefix,heads,kv_heads,head_dim,kv_dtype,us", "prefill"),
+        ("batch,kv_len,heads,kv_heads,head_dim,kv_dtype,us", "decode"),
+        ("tokens,hidden,inter,topk,experts,tp,ep,distribution,us", "moe"),
+        ("op,dtype,world,bytes,us,impl", "collective"),
+        ("op,tokens,dim,us,model,tp", "elementwise"),
+    ],
+)
+def test_operator_is_recognised_by_its_columns(columns: str, op: str) -> None:
+    table = pd.DataFrame([[1] * len(columns.split(","))], columns=columns.split(","))
+    assert check_points(table, "x.csv").op == op
+
+
+def test_mistakes_in_points_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"a.csv: its columns belong to no known operator"):
+        read_points(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("m,n,k,us\n1,2,3,4\n1,2,3,-4\n")
+    with pytest.raises(UserError, match=r"b.csv: row 3: us is -4"):
+        read_points(tmp_path / "b.csv")
+    (tmp_path / "c.csv.gz").write_bytes(gzip.compress(b"m,n,k,us\n1,2,3,4\n")[:-6])
+    with pytest.raises(UserError, match=r"c.csv.gz"):
+        read_points(tmp_path / "c.csv.gz")
+    with pytest.raises(UserError, match="cannot read"):
+        read_points(tmp_path / "none.csv")
+
+
+def test_folded_residual_equals_the_full_sum() -> None:
+    rng = np.random.default_rng(3)
+    positions = rng.integers(0, 6, (80, 3)).astype(float)
+    parts = (Component(0.5, (2.0, 1.0, 3.0), smooth=True), Component(0.2, (1.0, None, 2.0)))
+    residual = Residual(positions, rng.standard_normal(80), parts)
+    queries = np.stack([rng.uniform(0, 6, 50), np.full(50, 2.5), rng.uniform(0, 6, 50)], axis=1)
+    full = covariance_matrix(queries, positions, parts) @ residual.weights
+    assert residual(list(queries.T)) == pytest.approx(full, abs=1e-12)
+    again = Residual.from_json(json.loads(json.dumps(residual.to_json())))
+    assert again(list(queries.T)) == pytest.approx(full, abs=1e-5)
