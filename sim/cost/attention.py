@@ -52,6 +52,10 @@ class Decodes(NamedTuple):
     work: Line
     tail: Line
 
+    @classmethod
+    def of(cls, knots: Array, work: Array, tail: Array) -> Decodes:
+        return cls(_line(knots, work), _line(knots, tail))
+
 
 @dataclass(frozen=True)
 class Chunks:
@@ -90,45 +94,64 @@ class AttentionTables:
         shortest = self._prefill(np.array([float(SHORTEST_CHUNK)]), np.array([0.0]), 1.0, None)
         self.call_ns = float(shortest[0]) * CALL_SHARE * rank.stage_layers
         self.chunks = self._chunk_tables(engine.max_num_batched_tokens)
+        self._contexts = _octaves(64.0, self._longest, 4, (1.0, 16.0, 32.0))
+        self._alone: dict[tuple[int, int], Array] = {}
+        self._among: dict[tuple[int, int], tuple[Array, Array]] = {}
 
     def decodes(self, batch: int, query_len: int = 1) -> Decodes:
         """Decodes that have the call for themselves; the work holds the call's fixed cost."""
-        context = self._contexts(first=1.0)
-        total = np.zeros_like(context)
-        heads, kv_heads, dim = self._shape
-        for kind in self._kinds:
-            seen = context if kind.window is None else np.minimum(context, kind.window)
-            us = self._predictor.decode_us(
-                batch, seen, heads * query_len, kv_heads, dim, self._kv_dtype
-            )
-            total += kind.layers * 1e3 * us
-        total = np.maximum.accumulate(total)
-        return Decodes(_line(context * batch, total), _line(context * batch, 0 * total))
+        low, high, part = _neighbours(batch)
+        first = self._decode_ns(low, query_len)
+        work = first + (self._decode_ns(high, query_len) - first) * part
+        return Decodes.of(self._contexts * batch, work, 0 * work)
 
     def mixed(self, batch: int, query_len: int = 1) -> Decodes:
         """What the decodes add to a call that chunks opened."""
         if self.backend == "fa2":
-            return self._unsplit(batch, query_len)
-        alone = self.decodes(batch, query_len).work
-        work = alone.value_array
+            low, high, part = _neighbours(batch)
+            first, second = self._unsplit(low, query_len), self._unsplit(high, query_len)
+            work, tail = (a + (b - a) * part for a, b in zip(first, second, strict=True))
+            return Decodes.of(self._contexts * batch, work, tail)
+        work = self.decodes(batch, query_len).work.value_array
         if self.backend == "fa3":
             work = np.maximum(work - self.call_ns, 0.0)
-        return Decodes(_line(alone.knot_array, work), _line(alone.knot_array, 0 * work))
+        return Decodes.of(self._contexts * batch, work, 0 * work)
 
-    def _unsplit(self, batch: int, query_len: int) -> Decodes:
-        context = self._contexts(first=1.0)
-        rows = np.full_like(context, max(SHORTEST_CHUNK, query_len))
-        work, tail = np.zeros_like(context), np.zeros_like(context)
-        for kind in self._kinds:
-            prefix = np.maximum(context - rows, 0.0)
-            more, rest = self._work_and_tail(rows, prefix, float(batch), kind.window)
-            work += kind.layers * more
-            tail += kind.layers * rest
-        work = np.maximum.accumulate(work)
-        return Decodes(_line(context * batch, work), _line(context * batch, tail))
+    def _decode_ns(self, batch: int, query_len: int) -> Array:
+        """All layers' decode calls of one batch size, at the context knots."""
+        found = self._alone.get((batch, query_len))
+        if found is None:
+            total = np.zeros_like(self._contexts)
+            heads, kv_heads, dim = self._shape
+            for kind in self._kinds:
+                seen = self._contexts
+                if kind.window is not None:
+                    seen = np.minimum(seen, kind.window)
+                us = self._predictor.decode_us(
+                    batch, seen, heads * query_len, kv_heads, dim, self._kv_dtype
+                )
+                total += kind.layers * 1e3 * us
+            found = self._alone[batch, query_len] = np.maximum.accumulate(total)
+        return found
+
+    def _unsplit(self, batch: int, query_len: int) -> tuple[Array, Array]:
+        """Work and tail of decodes as FlashAttention-2 runs them among chunks."""
+        found = self._among.get((batch, query_len))
+        if found is None:
+            rows = np.full_like(self._contexts, max(SHORTEST_CHUNK, query_len))
+            work, tail = np.zeros_like(rows), np.zeros_like(rows)
+            for kind in self._kinds:
+                prefix = np.maximum(self._contexts - rows, 0.0)
+                more, rest = self._work_and_tail(rows, prefix, float(batch), kind.window)
+                work += kind.layers * more
+                tail += kind.layers * rest
+            found = self._among[batch, query_len] = (np.maximum.accumulate(work), tail)
+        return found
 
     def _chunk_tables(self, most: int) -> Chunks:
-        q, p = token_knots(most).astype(np.float64), self._contexts(first=0.0)
+        q = token_knots(most).astype(np.float64)
+        # Work is nearly linear in the prefix.
+        p = _octaves(64.0, self._longest, 1, (0.0,))
         rows, prefix = np.maximum(q, SHORTEST_CHUNK)[:, None], p[None, :]
         work, tail = np.zeros((len(q), len(p))), np.zeros((len(q), len(p)))
         for kind in self._kinds:
@@ -163,12 +186,6 @@ class AttentionTables:
             q, prefix, heads, kv_heads, dim, self._kv_dtype, batch
         )
 
-    def _contexts(self, first: float) -> Array:
-        """Context lengths: four per octave from 64 to the longest."""
-        count = int(np.ceil(4 * np.log2(max(self._longest, 65) / 64)))
-        knots = 64 * 2 ** (np.arange(count + 1) / 4)
-        return np.concatenate(([first, 16.0, 32.0], np.round(knots)))
-
 
 def _kinds(rank: RankPlan, engine: EngineConfig) -> tuple[_Kind, ...]:
     model, layers = rank.model, rank.stage_layers
@@ -183,6 +200,25 @@ def _kinds(rank: RankPlan, engine: EngineConfig) -> tuple[_Kind, ...]:
         return (_Kind(layers, None),)
     kinds = (_Kind(layers - windowed, None), _Kind(windowed, window))
     return tuple(k for k in kinds if k.layers)
+
+
+def _neighbours(batch: int) -> tuple[int, int, float]:
+    """The two batch sizes of the table around one, and how far it is between them: every size up
+    to 4, then two per octave."""
+    if batch <= 4:
+        return batch, batch, 0.0
+    octave = 1 << (batch.bit_length() - 1)
+    if batch == octave:
+        return batch, batch, 0.0
+    middle = octave + octave // 2
+    low, high = (octave, middle) if batch < middle else (middle, 2 * octave)
+    return low, high, (batch - low) / (high - low)
+
+
+def _octaves(start: float, longest: int, per_octave: int, first: tuple[float, ...]) -> Array:
+    """`first`, then from `start` on so many values per octave, to `longest` or just beyond."""
+    count = int(np.ceil(per_octave * np.log2(max(longest, start + 1) / start)))
+    return np.concatenate((first, np.round(start * 2 ** (np.arange(count + 1) / per_octave))))
 
 
 def token_knots(top: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
