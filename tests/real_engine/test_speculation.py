@@ -38,6 +38,30 @@ def test_greedy_with_a_draft_model_equals_greedy(name, blocks):
     assert [c.output for c in done] == [reference.greedy(arch, made, t, 20) for t in texts]
 
 
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_padded_admissions_reject_their_drafts(method):
+    """A prompt that is cached but for one token is admitted as a verification of made-up drafts."""
+    arch = MODELS["llama"]
+    made = weights(arch)
+    prompt = prompts(10, count=1, longest=1, shared=16)[0]
+    assert len(prompt) == 17
+    spec = config(num_speculative_tokens=3, spec_method=method)
+    llm = Llm(arch, made, spec, draft=noisy(arch, made))
+    llm.generate([prompt], SamplingParams(max_tokens=4))
+    seen, run = [], llm.runner.run
+
+    def watched(plan, recorder=None):
+        seen.append(len(plan.padded))
+        return run(plan, recorder)
+
+    llm.runner.run = watched
+    texts = [*prompts(11, count=1, longest=30), prompt]
+    done = llm.generate(texts, SamplingParams(max_tokens=12))
+    assert [c.output for c in done] == [reference.greedy(arch, made, t, 12) for t in texts]
+    assert done[1].cached_tokens == 16
+    assert sum(seen) == 1
+
+
 def test_drafts_of_an_equal_model_are_accepted():
     arch = MODELS["llama"]
     made = weights(arch)
