@@ -1,4 +1,4 @@
-"""What every test may use: the shared data folder, and the rule that CI skips nothing that matters."""
+"""What every test may use: the shared data folder; and the rule that CI skips nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def repo_root() -> Path:
 def shared_dir() -> Path:
     """The folder of public traces, measurements and recorded schedules, beside the checkout."""
     if not SHARED.is_dir():
-        pytest.skip(f"needs the shared data folder {SHARED.name} beside the checkout")
+        pytest.skip("needs the shared data folder beside the checkout")
     return SHARED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if SHARED.is_dir():
         return
-    skip = pytest.mark.skip(reason=f"needs the shared data folder {SHARED.name} beside the checkout")
+    skip = pytest.mark.skip(reason="needs the shared data folder beside the checkout")
     for item in items:
         if item.get_closest_marker("shared"):
             item.add_marker(skip)

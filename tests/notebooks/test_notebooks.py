@@ -48,7 +48,7 @@ def test_stored_notebooks_were_run_and_name_no_folder_of_a_machine() -> None:
     assert NOTEBOOKS
     for path in NOTEBOOKS:
         text = path.read_text(encoding="utf-8")
-        assert pictures(
-            [o for c in nbformat.reads(text, 4).cells for o in c.get("outputs", [])]
-        ), f"{path.name} is stored without its pictures"
+        assert pictures([o for c in nbformat.reads(text, 4).cells for o in c.get("outputs", [])]), (
+            f"{path.name} is stored without its pictures"
+        )
         assert str(ROOT) not in text
