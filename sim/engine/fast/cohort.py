@@ -9,10 +9,16 @@ token when (a heap of rows) come from counts that are kept up to date, not from 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from sim.engine.fast.sequence import FastSequence, Stage
+from sim.engine.fast.sequence import DECODE, DRAINING, FastSequence
+
+if TYPE_CHECKING:
+    from sim.engine.fast.extents import Blocks
 
 
 class Cohort:
@@ -38,7 +44,7 @@ class Cohort:
 
     def add(self, seq: FastSequence) -> None:
         """`seq` decodes from `row` on."""
-        seq.stage = Stage.DECODE
+        seq.stage = DECODE
         context = seq.offset + self.row
         self.size += 1
         self.context += context
@@ -63,6 +69,19 @@ class Cohort:
     def demand(self, row: int) -> int:
         """Blocks that `row`, now or later, takes from these members."""
         return self.entering[-row % self.block_size]
+
+    def usage(self, count: int, blocks: Blocks) -> list[int]:
+        """Blocks in use after each of the next `count` rows, as far as blocks suffice."""
+        entering, at = self.entering, -self.row % self.block_size
+        demand = entering[at::-1] + entering[:at:-1]  # of this row, the next, ...
+        if count > self.block_size:
+            demand *= count // self.block_size + 1
+        all_blocks = blocks.num_blocks
+        used = list(accumulate(demand[:count], initial=all_blocks - blocks.free))
+        del used[0]
+        if used and used[-1] > all_blocks:
+            del used[bisect_right(used, all_blocks) :]
+        return used
 
     # -- last tokens
 
@@ -93,9 +112,12 @@ class Cohort:
 
     def with_last_token_in(self, row: int) -> list[FastSequence]:
         """Those whose last token is in `row`, the first row of all; in no order, nobody taken."""
-        heap, places = self.last_rows, [0]
-        found = []
+        heap = self.last_rows
         size = len(heap)
+        if size > 2 and heap[1][0] > row and heap[2][0] > row:
+            return [heap[0][2]]
+        places = [0]
+        found = []
         for place in places:  # down the heap as long as entries are of this row
             if place < size and heap[place][0] == row:
                 _, admission, seq = heap[place]
@@ -116,4 +138,4 @@ class Cohort:
         assert entering == self.entering, "block demand"
 
 
-_EXPECTED = (Stage.DECODE, Stage.DRAINING)
+_EXPECTED = (DECODE, DRAINING)

@@ -25,6 +25,8 @@ from sim.errors import UserError
 from sim.protocols import EvictionPolicy, SchedulingPolicy
 from sim.request import Request
 
+UNFINISHED, COMPLETED = Status.UNFINISHED, Status.COMPLETED
+
 
 class FastEngine:
     """One replica under vLLM V1's scheduler; the contract is `sim.engine.interface.Engine`.
@@ -71,7 +73,7 @@ class FastEngine:
 
     def submit(self, request: Request, now: int) -> None:
         self._now = now
-        record = RequestRecord(request, Status.UNFINISHED)
+        record = RequestRecord(request, UNFINISHED)
         record.queued_ns = now
         stop, overruns = request.output_tokens, False
         if request.prompt_tokens + stop > self._surely_fits or request.max_tokens is not None:
@@ -175,7 +177,7 @@ class FastEngine:
 
     def _finish(self, seq: FastSequence, row: int, now: int) -> None:
         record = seq.record
-        record.status = Status.COMPLETED
+        record.status = COMPLETED
         record.finish_ns = now
         record.output_tokens = seq.stop
         seq.end_span(row)

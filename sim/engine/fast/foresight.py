@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sim.cost.interface import CostModel, StepShape
 from sim.engine.fast.scheduler import FastScheduler
 from sim.engine.fast.timeline import Stretch, Timeline
@@ -54,75 +52,56 @@ class Foresight:
             freed = leaving[0].last_row - timeline.first + depth - before
             if most > freed:
                 most = freed
+        used = cohort.usage(most, scheduler.blocks)
+        count = len(used)
+        if not count:
+            return None
         start_ns = ends[-1] if ends else timeline.last_end_ns
         if start_ns < now:
             start_ns = now
-        free = scheduler.blocks.free
-        size, context, context_sq = cohort.size, cohort.context, cohort.context_sq
-        if most < VECTOR:
-            shape, step_ns = self._shape, self._cost.step_ns
-            add_end, add_used = ends.append, timeline.used.append
-            entering, block_size = cohort.entering, cohort.block_size
-            used = scheduler.blocks.num_blocks - free
-            end_ns, sum_, sum_sq = start_ns, context, context_sq
-            shape.num_decodes = shape.num_sampled = size
-            for at in range(-row, -row - most, -1):
-                need = entering[at % block_size]
-                if need > free:
-                    break
-                free -= need
-                used += need
-                shape.decode_context = sum_
-                shape.decode_context_sq = sum_sq
-                end_ns += step_ns(shape)
-                add_end(end_ns)
-                add_used(used)
-                sum_sq += 2 * sum_ + size
-                sum_ += size
-        else:
-            free = self._append_vector(row, most, start_ns, free)
-        count = len(ends) - before
-        if not count:
-            return None
         stretch = Stretch(
             count,
             start_ns,
             len(scheduler.running),
             scheduler.num_waiting,
-            size,
-            context,
-            context_sq,
-            size,
+            cohort.size,
+            cohort.context,
+            cohort.context_sq,
+            cohort.size,
         )
+        self._append(stretch)
+        timeline.used += used
         timeline.stretches.append(stretch)
         self._count = count
         self._has_tail = False
         self._since = timeline.first - 1
         if count == full:
-            if depth == 2 and not leaving and not self._append_tail(stretch, free):
+            if depth == 2 and not leaving and not self._append_tail(stretch):
                 return ends[-1]  # all are done then
         elif count == self._most:
             self._most = min(2 * count, MOST_AHEAD)
         spare = len(ends) - depth
         return ends[spare] if spare > 0 else ends[0]
 
-    def _append_vector(self, row: int, count: int, end_ns: int, free: int) -> int:
-        """Up to `count` rows at once, while blocks last; the blocks free after them."""
-        timeline, cohort = self._timeline, self._scheduler.cohort
-        entering = np.array(cohort.entering, dtype=np.int64)
-        demand = entering[-np.arange(row, row + count) % cohort.block_size].cumsum()
-        if demand[-1] > free:
-            count = int(np.searchsorted(demand, free, side="right"))
-            if not count:
-                return free
-            demand = demand[:count]
-        durations = self._cost.decode_run_ns(cohort.size, cohort.context, cohort.context_sq, count)
-        timeline.ends += (end_ns + durations.cumsum()).tolist()
-        used = self._scheduler.blocks.num_blocks - free
-        timeline.used += (used + demand).tolist()
-        return free - int(demand[-1])
+    def _append(self, stretch: Stretch) -> None:
+        """Work out when the rows of `stretch` end."""
+        ends, end_ns, count = self._timeline.ends, stretch.start_ns, stretch.count
+        size, context, context_sq = stretch.num_decodes, stretch.context, stretch.context_sq
+        if count >= VECTOR:
+            durations = self._cost.decode_run_ns(size, context, context_sq, count)
+            ends += (end_ns + durations.cumsum()).tolist()
+            return
+        shape, step_ns = self._shape, self._cost.step_ns
+        shape.num_decodes = shape.num_sampled = size
+        for _ in range(count):
+            shape.decode_context = context
+            shape.decode_context_sq = context_sq
+            end_ns += step_ns(shape)
+            ends.append(end_ns)
+            context_sq += 2 * context + size
+            context += size
 
-    def _append_tail(self, stretch: Stretch, free: int) -> bool:
+    def _append_tail(self, stretch: Stretch) -> bool:
         """The row after the last of `stretch`, without those who get their last token in that.
         False if nobody is left; no row if blocks do not suffice."""
         scheduler, timeline = self._scheduler, self._timeline
@@ -143,7 +122,8 @@ class Foresight:
                 need -= last % cohort.block_size == 1 % cohort.block_size
         if not size:
             return False
-        if need <= free:
+        used = timeline.used[-1] + need
+        if used <= scheduler.blocks.num_blocks:
             shape = self._shape
             shape.num_decodes = shape.num_sampled = size
             shape.decode_context = context
@@ -159,7 +139,7 @@ class Foresight:
                 context_sq,
                 gaps,
             )
-            timeline.add_foreseen(tail, end_ns, scheduler.blocks.num_blocks - free + need)
+            timeline.add_foreseen(tail, end_ns, used)
             self._count += 1
             self._has_tail = True
         return True

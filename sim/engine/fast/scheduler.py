@@ -10,7 +10,7 @@ from __future__ import annotations
 from sim.engine.config import EngineConfig
 from sim.engine.fast.cohort import Cohort
 from sim.engine.fast.extents import Blocks, Hit, PrefixBlocks
-from sim.engine.fast.sequence import FastSequence, Stage
+from sim.engine.fast.sequence import DECODE, DRAINING, GONE, PREFILL, WAITING, FastSequence, Stage
 from sim.engine.fast.timeline import Row, Stretch
 from sim.engine.fast.view import FastView
 from sim.engine.fast.waiting import ArrivalQueue, KeyedQueue, Waiting
@@ -103,19 +103,19 @@ class FastScheduler:
 
     def drop(self, seq: FastSequence) -> None:
         """A sequence leaves, finished or aborted."""
-        if seq.stage is Stage.WAITING:
+        if seq.stage is WAITING:
             self.num_waiting -= 1
         else:
             self._stop(seq, self.row + 1)
         self.head_is_stuck = False
-        seq.stage = Stage.GONE
+        seq.stage = GONE
         if self.cache is not None:
             self.cache.leave(seq)
 
     def preempt(self, seq: FastSequence, row: int, given: int) -> None:
         """Send a running sequence back to the queue. Of `row`, which is being planned, it had
         been `given` so many tokens and loses them again."""
-        was_prefill = seq.stage is Stage.PREFILL
+        was_prefill = seq.stage is PREFILL
         self._stop(seq, row + (given > 0))
         if was_prefill:
             seq.was_computed = seq.computed - given
@@ -124,7 +124,7 @@ class FastScheduler:
             seq.was_computed = seq.known - 1
             seq.end_span(min(row - 1, seq.last_row))
         seq.computed = 0
-        seq.stage = Stage.WAITING
+        seq.stage = WAITING
         seq.record.preemptions += 1
         self.waiting.put_back(seq)
         self.num_waiting += 1
@@ -135,13 +135,13 @@ class FastScheduler:
         """Take a running sequence out of the books; its blocks, up to those of the row before
         `next_row`, become free."""
         stage = seq.stage
-        if stage is Stage.PREFILL:
+        if stage is PREFILL:
             self.prefilling.remove(seq)
         else:
             seq.held = self.blocks_held(seq, next_row)
         if self.cache is not None:
             self.cache.register(seq, self.progress(seq))
-        if stage is Stage.DECODE:
+        if stage is DECODE:
             self.cohort.remove(seq)
         self.blocks.release(seq)
         del self.running[seq]
@@ -151,10 +151,10 @@ class FastScheduler:
 
     def blocks_held(self, seq: FastSequence, row: int) -> int:
         """Blocks of a running sequence when `row` is planned next."""
-        if seq.stage is Stage.PREFILL:
+        if seq.stage is PREFILL:
             return seq.held
         tokens = seq.offset + row - 1
-        if seq.stage is Stage.DRAINING:
+        if seq.stage is DRAINING:
             tokens = min(tokens, seq.offset + seq.last_row + seq.overruns)
         return -(-tokens // self.block_size)
 
@@ -164,7 +164,7 @@ class FastScheduler:
         When a row is planned: those it computes, as far as they are known. When its output comes:
         those it computed.
         """
-        if seq.stage is Stage.PREFILL:
+        if seq.stage is PREFILL:
             return seq.computed
         if seq.last_row <= self.committed:
             return seq.offset + seq.last_row
@@ -190,12 +190,12 @@ class FastScheduler:
         """Take those out of the cohort whose last token is in `row`, which has been planned."""
         for seq in self.cohort.pop_last_tokens(self.row):
             self.leaving.append(seq)
-            if seq.stage is Stage.DECODE:
+            if seq.stage is DECODE:
                 if seq.overruns:
                     self.overrunning.append(seq)
                 else:
                     self.cohort.remove(seq)
-                    seq.stage = Stage.DRAINING
+                    seq.stage = DRAINING
 
     def commit(self, row: int) -> list[FastSequence]:
         """The output of `row` is there: who had the last token in it, in schedule order. They
@@ -206,7 +206,7 @@ class FastScheduler:
             return []
         finished = [seq for seq in leaving if seq.last_row <= row]
         del leaving[: len(finished)]
-        return [seq for seq in finished if seq.stage is not Stage.GONE]
+        return [seq for seq in finished if seq.stage is not GONE]
 
     # -- rows foreseen
 
@@ -238,7 +238,7 @@ class FastScheduler:
     def _end_overruns(self) -> None:
         for seq in self.overrunning:
             self.cohort.remove(seq)
-            seq.stage = Stage.DRAINING
+            seq.stage = DRAINING
         self.overrunning.clear()
 
     # -- planning
@@ -414,7 +414,7 @@ class FastScheduler:
             self.num_waiting -= 1
             self._admissions += 1
             seq.admission = self._admissions
-            seq.stage = Stage.PREFILL
+            seq.stage = PREFILL
             self.running[seq] = None
             self.prefilling.append(seq)
             record = seq.record
@@ -454,7 +454,7 @@ class FastScheduler:
                     plan.num_gaps += 1
                 else:
                     plan.late.append((seq, last))
-            seq.stage = Stage.DRAINING
+            seq.stage = DRAINING
             if seq.last_row > row or seq.overruns:
                 cohort.add(seq)
             cohort.expect(seq)
@@ -466,11 +466,11 @@ class FastScheduler:
         running = list(self.running)
         assert [s.admission for s in running] == sorted(s.admission for s in running), "order"
         stages = {stage: [s for s in running if s.stage is stage] for stage in Stage}
-        assert not (stages[Stage.WAITING] + stages[Stage.GONE]), "runs without running"
-        assert self.prefilling == stages[Stage.PREFILL], "prefilling"
+        assert not (stages[WAITING] + stages[GONE]), "runs without running"
+        assert self.prefilling == stages[PREFILL], "prefilling"
         assert self.cohort.row == self.row + 1, "rows"
-        self.cohort.check_integrity(stages[Stage.DECODE])
-        for seq in stages[Stage.DRAINING] + self.overrunning:
+        self.cohort.check_integrity(stages[DECODE])
+        for seq in stages[DRAINING] + self.overrunning:
             assert seq in self.leaving or seq.last_row >= self.row, f"{seq} never leaves"
         rows = [seq.last_row for seq in self.leaving]
         assert rows == sorted(rows), "order of leaving"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.engine.config import EngineConfig
-from sim.engine.fast.sequence import FastSequence, Stage
+from sim.engine.fast.sequence import PREFILL, WAITING, FastSequence
 from sim.errors import UserError
 from sim.protocols import RequestView
 from sim.request import Request
@@ -68,7 +68,7 @@ class FastView:
         self.catch_up()
         scheduler, seq = self._scheduler, self._sequence(request)
         size = scheduler.block_size
-        if seq.stage is not Stage.WAITING:
+        if seq.stage is not WAITING:
             tokens = self.snapshot(seq).num_computed_tokens + num_new_tokens
             held = scheduler.blocks_held(seq, scheduler.cohort.row)
             return max(-(-min(tokens, self.config.max_model_len) // size) - held, 0)
@@ -88,9 +88,9 @@ class FastView:
         """`seq` as it is now."""
         scheduler = self._scheduler
         outputs = seq.tokens_until(scheduler.committed)
-        if seq.stage is Stage.WAITING:
+        if seq.stage is WAITING:
             computed = 0
-        elif seq.stage is Stage.PREFILL:
+        elif seq.stage is PREFILL:
             computed = seq.computed
         else:
             computed = seq.offset + min(scheduler.cohort.row - 1, seq.last_row)

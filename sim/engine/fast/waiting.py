@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from sim.engine.fast.sequence import FastSequence, Stage
+from sim.engine.fast.sequence import GONE, FastSequence
 
 
 class Waiting(Protocol):
@@ -43,7 +43,7 @@ class ArrivalQueue:
 
     def peek(self) -> FastSequence:
         queue = self._queue
-        while queue[0].stage is Stage.GONE:
+        while queue[0].stage is GONE:
             queue.popleft()
         return queue[0]
 
@@ -52,7 +52,7 @@ class ArrivalQueue:
         return self._queue.popleft()
 
     def __iter__(self) -> Iterator[FastSequence]:
-        return (seq for seq in self._queue if seq.stage is not Stage.GONE)
+        return (seq for seq in self._queue if seq.stage is not GONE)
 
 
 class KeyedQueue:
@@ -73,7 +73,7 @@ class KeyedQueue:
 
     def peek(self) -> FastSequence:
         heap = self._heap
-        while heap[0][-1].stage is Stage.GONE:
+        while heap[0][-1].stage is GONE:
             heappop(heap)
         return heap[0][-1]
 
@@ -83,4 +83,4 @@ class KeyedQueue:
 
     def __iter__(self) -> Iterator[FastSequence]:
         entries = sorted(self._heap, key=lambda entry: entry[:-1])
-        return (entry[-1] for entry in entries if entry[-1].stage is not Stage.GONE)
+        return (entry[-1] for entry in entries if entry[-1].stage is not GONE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.engine.fast.sequence import FastSequence, Stage
+from sim.engine.fast.sequence import DECODE, DRAINING, WAITING, FastSequence
 from sim.engine.fast.timeline import Row
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class Walk:
         while place < len(order) and self.budget > 0:
             seq = order[place]
             scheduler.at_admission = seq.admission
-            if seq.stage is Stage.DRAINING:
+            if seq.stage is DRAINING:
                 place += 1
                 continue
-            decodes = seq.stage is Stage.DECODE
+            decodes = seq.stage is DECODE
             computed = seq.offset + row - 1 if decodes else seq.computed
             wanted = 1 if decodes else seq.known - computed
             count = min(wanted, self._limit, self.budget)
@@ -54,7 +54,7 @@ class Walk:
                 self._preempt(victim)
                 if victim is seq:
                     break
-            if seq.stage is Stage.WAITING:
+            if seq.stage is WAITING:
                 continue  # it preempted itself; the next has moved to its place
             self._given[seq] = count
             self.budget -= count
@@ -84,7 +84,7 @@ class Walk:
         scheduler.at_admission = -1
         plan.num_decodes = 0
         for seq, count in self._given.items():
-            if seq.stage is Stage.DECODE:
+            if seq.stage is DECODE:
                 context = seq.offset + row
                 plan.num_decodes += 1
                 plan.num_sampled += 1
@@ -96,14 +96,14 @@ class Walk:
             else:
                 scheduler.enter_chunk(seq, count, plan)
         hungry = [
-            seq for seq in scheduler.running if seq.stage is Stage.DECODE and seq not in self._given
+            seq for seq in scheduler.running if seq.stage is DECODE and seq not in self._given
         ]
         scheduler.starved = []
         for seq in hungry:
             cohort.remove(seq)
             if seq in scheduler.overrunning:  # it had all its tokens
                 scheduler.overrunning.remove(seq)
-                seq.stage = Stage.DRAINING
+                seq.stage = DRAINING
                 seq.overruns = False
                 continue
             seq.known = scheduler.progress(seq)
