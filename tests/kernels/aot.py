@@ -1,7 +1,10 @@
 """Compile what the wrappers would launch on a chip that is not there, and say what it takes of the
 chip.
 
-    python aot.py [ARCH...]      one JSON line per compiled kernel; TRITON_INTERPRET must not be set
+    python aot.py WORD...   variants with one of these in their name (sm90, decode), a line each
+    python aot.py           lines "VARIANT ARCH" on standard input, a JSON list each
+
+TRITON_INTERPRET must not be set.
 
 The wrappers run on meta tensors; `runtime.launch` is replaced by one that compiles instead of
 launching, with the same specialisation as a launch on 16-byte aligned tensors. Results are cached
@@ -24,7 +27,7 @@ from typing import Any
 
 import torch
 import triton
-from aot_variants import VARIANTS
+from aot_variants import PAIRS, VARIANTS
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -152,13 +155,14 @@ def compile_variant(call: Callable[[], Any], arch: int) -> Iterator[dict[str, An
 
 
 def main() -> None:
-    archs = [int(a) for a in sys.argv[1:] if a.isdigit()] or [80, 89, 90]
-    only = [a for a in sys.argv[1:] if not a.isdigit()]
-    for name, call in VARIANTS.items():
-        if only and not any(word in name for word in only):
-            continue
-        for arch in archs:
-            for result in compile_variant(call, arch):
+    """Compile what is named on the command line, or what is asked for on standard input."""
+    if len(sys.argv) == 1:
+        for line in sys.stdin:
+            name, arch = line.split()
+            print(json.dumps(list(compile_variant(VARIANTS[name], int(arch)))), flush=True)
+    for name, arch in PAIRS:
+        if any(word in f"{name}-sm{arch}" for word in sys.argv[1:]):
+            for result in compile_variant(VARIANTS[name], arch):
                 print(json.dumps({"variant": name} | result), flush=True)
 
 

@@ -186,3 +186,28 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
     "copy-blocks-bf16": lambda: copy_blocks([meta(8192, 16, 8, 128)], [(0, 1)]),
 }
+
+# On other chips these compile what another variant compiles there already, or nearly.
+HOPPER_ONLY = frozenset(
+    {
+        "decode-D80-G1-fp16",
+        "decode-D128-G8-bf16-drafts15",
+        "decode-D128-G4-fp32",
+        "prefill-D96-G1-bf16",
+        "prefill-D128-G4-bf16-contiguous",
+        "prefill-D128-G4-fp32",
+        "norm-5120-bf16-residual",
+        "norm-heads-D128-bf16",
+        "rope-D80-G1-rotary32-bf16",
+        "route-E8-k2-noisy",
+        "route-E512-k10-bf16",
+        "moe-T1-E8-k2-bf16",
+        "moe-T16384-E512-k10-fp16",
+        "moe-T64-E8-k2-fp32",
+        "verify-K1-V32000-ngram",
+    }
+)
+ARCHS = (80, 89, 90)
+PAIRS = [
+    (name, arch) for name in VARIANTS for arch in ARCHS if arch == 90 or name not in HOPPER_ONLY
+]
