@@ -145,9 +145,10 @@ class FastScheduler:
             self.cohort.remove(seq)
         self.blocks.release(seq)
         del self.running[seq]
-        for few in (self.overrunning, self.starved):
-            if few and seq in few:
-                few.remove(seq)
+        if self.overrunning and seq in self.overrunning:
+            self.overrunning.remove(seq)
+        if self.starved and seq in self.starved:
+            self.starved.remove(seq)
 
     def blocks_held(self, seq: FastSequence, row: int) -> int:
         """Blocks of a running sequence when `row` is planned next."""
@@ -228,12 +229,9 @@ class FastScheduler:
             self.row += count
         if cohort.last_rows and cohort.last_rows[0][0] <= self.row:
             self._retire()
-        behind = self.row - depth
-        if count == 1:
-            self._seen_before = self._seen
-        else:
-            self._seen_before = behind - 1 if behind > seen else seen
-        self._seen = behind if behind > seen else seen
+        if self.cache is not None:
+            self._seen_before = self._seen if count == 1 else max(seen, self.row - 1 - depth)
+            self._seen = max(seen, self.row - depth)
 
     def _end_overruns(self) -> None:
         for seq in self.overrunning:
@@ -355,7 +353,10 @@ class FastScheduler:
         if self.cache is not None:
             self.at_admission = seq.admission
             self.cache.register(seq, seq.computed)
-        self.enter_chunk(seq, count, plan)
+        if count == 1 or seq.computed == seq.known:
+            self.enter_chunk(seq, count, plan)
+        else:
+            plan.prefills.append((count, seq.computed - count))
 
     @staticmethod
     def enter_chunk(seq: FastSequence, count: int, plan: Row) -> None:
@@ -396,8 +397,9 @@ class FastScheduler:
                     if not extent.refs:
                         available -= length
             cached = num_hit * size
-            missing = seq.known - cached
-            count = min(missing, limit)
+            missing = count = seq.known - cached
+            if count > limit:
+                count = limit
             if count > budget:
                 if not self._chunked:
                     return

@@ -135,7 +135,9 @@ class Timeline:
 
     def add(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:
         """A row has been planned."""
-        self.add_foreseen(stretch, end_ns, used_blocks)
+        self.stretches.append(stretch)
+        self.ends.append(end_ns)
+        self.used.append(used_blocks)
         self.planned += 1
 
     def add_foreseen(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:

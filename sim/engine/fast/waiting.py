@@ -11,7 +11,7 @@ from sim.engine.fast.sequence import GONE, FastSequence
 
 
 class Waiting(Protocol):
-    """Sequences in the order in which they are tried. `peek` and `pop` only while some wait."""
+    """Sequences in the order in which they are tried. `peek` only while some wait."""
 
     def add(self, seq: FastSequence) -> bool:
         """A new arrival. Whether it is behind all others."""
@@ -23,7 +23,9 @@ class Waiting(Protocol):
 
     def peek(self) -> FastSequence: ...
 
-    def pop(self) -> FastSequence: ...
+    def pop(self) -> FastSequence:
+        """Take out what `peek` has just answered."""
+        ...
 
     def __iter__(self) -> Iterator[FastSequence]: ...
 
@@ -48,7 +50,6 @@ class ArrivalQueue:
         return queue[0]
 
     def pop(self) -> FastSequence:
-        self.peek()
         return self._queue.popleft()
 
     def __iter__(self) -> Iterator[FastSequence]:
@@ -78,7 +79,6 @@ class KeyedQueue:
         return heap[0][-1]
 
     def pop(self) -> FastSequence:
-        self.peek()
         return heappop(self._heap)[-1]
 
     def __iter__(self) -> Iterator[FastSequence]:
