@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +101,10 @@ def _run(args: argparse.Namespace) -> int:
 def _tests(report: Any, device: torch.device) -> None:
     """The kernels' own tests, in another process: it decides on its own where kernels run."""
     marks = ["-m", "gpu"] if device.type == "cuda" else ["-k", "layer"]
+    # Compiling takes most of the time, and several processes can do it.
+    workers = ["-n", "8"] if device.type == "cuda" and find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider",
-               *marks, "tests/kernels", "tests/timing"]  # fmt: skip
+               *workers, *marks, "tests/kernels", "tests/timing"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
     report.add_tests(done.returncode == 0, last[0] if last else done.stderr.strip()[-300:])

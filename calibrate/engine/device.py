@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import torch
@@ -41,6 +42,9 @@ def ops_for(device: torch.device) -> Ops:
 def free_bytes(device: torch.device) -> int:
     """Memory of the device that is free now."""
     if device.type == "cuda":
+        # What torch keeps for later use is free as well.
+        gc.collect()
+        torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
     with open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:

@@ -25,7 +25,7 @@ from calibrate.measure.budget import Show, progress_bar, seconds
 from calibrate.measure.engine_profile import entry_of, make_profile, read_engine
 from calibrate.measure.engine_run import MachineState, calibrate_engine, make_executor
 from calibrate.measure.machine import describe_machine
-from calibrate.measure.traffic import Mix
+from calibrate.measure.traffic import Mix, warm_up
 from calibrate.validation.closed_loop import Comparison, compare, scaled_requests, work_s
 from sim.cost.measured import MeasuredCost, StepFit
 from sim.cost.profile import load as load_profile
@@ -134,6 +134,8 @@ def _loop(
     requests = list(trace)
     factor = args.rate_scale or _factor(requests, cost, config, args.load)
     executor = make_executor(runner, config)
+    if runner.decoder.weights.device.type == "cuda":
+        warm_up(executor, config)
     time = VirtualTime()
     if args.wall_clock:
         # A probe between steps would take real time from the requests.

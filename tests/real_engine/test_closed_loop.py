@@ -39,7 +39,7 @@ def test_closed_loop_on_the_cpu(capsys, tmp_path, model):
     worst = {}
     # The machine may be disturbed; a wrong model is wrong every time.
     for attempt in range(3):
-        args = ["--model", model, "--budget", "8s", "--limit", "40", "--json"]
+        args = ["--model", model, "--budget", "6s", "--limit", "30", "--json"]
         assert validate(*args, "--seed", str(attempt), "--out", str(profile)) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["decisions_equal"] is True
