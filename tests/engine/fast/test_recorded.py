@@ -26,10 +26,9 @@ def comparable() -> list[Path]:
     for path in sorted(CASES.glob("*.case.json")):
         case = json.loads(path.read_text())
         config = engine_config(case)
-        timed = case.get("step_time") is not None
-        if why_plain(config) is None and (timed or not config.async_scheduling):
-            if not case.get("aborts"):
-                found.append(path)
+        has_times = case.get("step_time") is not None or not config.async_scheduling
+        if has_times and why_plain(config) is None and not case.get("aborts"):
+            found.append(path)
     return found
 
 
