@@ -16,7 +16,7 @@ from sim.engine.log import StepLog
 from sim.engine.waste import WasteLog
 from sim.metrics.capacity import Capacity
 from sim.metrics.distribution import NS, IntArray
-from sim.metrics.requests import RequestTimes, client_times
+from sim.metrics.requests import RequestTimes, client_times, token_times
 from sim.metrics.steps import StepDigest, digest
 from sim.metrics.summary import Observed, summarise
 from sim.request import Request, Trace
@@ -120,9 +120,11 @@ class Result:
 
     @cached_property
     def _digests(self) -> list[StepDigest]:
-        pairs = zip(self.logs, self.wastes, strict=True)
         warm_up_ns = round(self.scenario.warm_up_s * NS)
-        return [digest(log, self.system.cost, waste, warm_up_ns) for log, waste in pairs]
+        return [
+            digest(log, self.system.cost, token_times(self.rows, replica), waste, warm_up_ns)
+            for replica, (log, waste) in enumerate(zip(self.logs, self.wastes, strict=True))
+        ]
 
     @cached_property
     def _times(self) -> RequestTimes:

@@ -26,12 +26,15 @@ def describe(values_s: FloatArray) -> dict[str, float | int | None]:
     return _named(len(values_s), float(values_s.mean()), found, float(values_s.max()))
 
 
-def describe_weighted(ns: IntArray, counts: IntArray) -> dict[str, float | int | None]:
-    """The same for `counts[i]` samples of `ns[i]` nanoseconds each, exactly as if written out."""
-    if not len(ns):
+def describe_weighted(
+    parts: Sequence[tuple[IntArray, IntArray]],
+) -> dict[str, float | int | None]:
+    """The same for samples in nanoseconds that come as (values, how many of each), in several
+    parts, exactly as if all were written out. Neither may be negative."""
+    parts = [(ns, counts) for ns, counts in parts if len(ns)]
+    if not parts:
         return _empty()
-    order = np.argsort(ns, kind="stable")
-    ns, counts = ns[order], counts[order]
+    ns, counts = _sorted(parts)
     last = np.cumsum(counts)  # of equal samples: one past the rank of the last
     total = int(last[-1])
     found = []
@@ -40,8 +43,23 @@ def describe_weighted(ns: IntArray, counts: IntArray) -> dict[str, float | int |
         low = int(rank)
         a, b = (int(ns[np.searchsorted(last, r, side="right")]) for r in (low, _next(low, total)))
         found.append((a + (b - a) * (rank - low)) / NS)
-    mean = float(np.dot(ns.astype(np.float64), counts) / total)
+    mean = sum(float(np.dot(v.astype(np.float64), k)) for v, k in parts) / total
     return _named(total, mean / NS, found, float(ns[-1]) / NS)
+
+
+def _sorted(parts: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+    """All parts together, sorted by value. Value and count share a word where they fit, because
+    sorting words in place takes a third of the memory of sorting indices."""
+    bits = max(int(counts.max()) for _, counts in parts).bit_length()
+    if max(int(ns.max()) for ns, _ in parts).bit_length() + bits > 62:
+        ns = np.concatenate([ns for ns, _ in parts])
+        order = np.argsort(ns, kind="stable")
+        return ns[order], np.concatenate([counts for _, counts in parts])[order]
+    words = np.concatenate([(ns << bits) | counts for ns, counts in parts])
+    words.sort()
+    counts = words & ((1 << bits) - 1)
+    words >>= bits
+    return words, counts
 
 
 def _next(rank: int, total: int) -> int:

@@ -37,18 +37,25 @@ class RequestTimes:
     """When the client had everything (completed) or the request left; -1: still inside."""
 
 
+def token_times(rows: dict[str, IntArray], replica: int) -> IntArray:
+    """When the first tokens of a replica's requests came out, then when the completed ones ended:
+    the ends of steps that `digest` looks up for `client_times`."""
+    begun, done = _of_replica(rows, replica)
+    return np.concatenate((rows["first_token_ns"][begun], rows["finish_ns"][done]))
+
+
 def client_times(
     rows: dict[str, IntArray], digests: Sequence[StepDigest], cost: CostModel
 ) -> RequestTimes:
-    """`rows` as `Records.columns()` gives them, `digests` of all replicas."""
+    """`rows` as `Records.columns()` gives them; `digests` of all replicas, with `token_times`."""
     completed = rows["status"] == STATUSES.index(Status.COMPLETED)
     arrival = rows["arrival_ns"]
     first, last = rows["first_token_ns"].copy(), rows["finish_ns"].copy()
     for replica, steps in enumerate(digests):
-        here = rows["replica"] == replica
-        begun, done = here & (first >= 0), here & completed
-        first[begun] += _delivery(steps, cost, first[begun])
-        last[done] += _delivery(steps, cost, last[done])
+        begun, done = _of_replica(rows, replica)
+        delays = _delivery(cost, steps.running_at)
+        first[begun] += delays[: len(begun)]
+        last[done] += delays[len(begun) :]
     nan = np.nan
     ttft = np.where(first >= 0, (first - arrival) / NS, nan)
     e2e = np.where(completed, (last - arrival) / NS, nan)
@@ -60,8 +67,15 @@ def client_times(
     return RequestTimes(completed, ttft, tpot, e2e, queue, last)
 
 
-def _delivery(steps: StepDigest, cost: CostModel, ends_ns: IntArray) -> IntArray:
-    """How long the tokens of the steps that ended at `ends_ns` travel to their clients."""
-    counts, where = np.unique(steps.running_at(ends_ns), return_inverse=True)
+def _of_replica(rows: dict[str, IntArray], replica: int) -> tuple[IntArray, IntArray]:
+    """Indices of the requests that had a first token there, and of those completed there."""
+    here = rows["replica"] == replica
+    completed = rows["status"] == STATUSES.index(Status.COMPLETED)
+    return np.flatnonzero(here & (rows["first_token_ns"] >= 0)), np.flatnonzero(here & completed)
+
+
+def _delivery(cost: CostModel, running: IntArray) -> IntArray:
+    """How long the tokens of steps with so many running requests travel to their clients."""
+    counts, where = np.unique(running, return_inverse=True)
     delays = np.array([cost.delivery_ns(int(n)) for n in counts], dtype=np.int64)
-    return delays[where] if len(delays) else np.zeros_like(ends_ns)
+    return delays[where] if len(delays) else np.zeros_like(running)

@@ -18,9 +18,6 @@ class StepDigest:
     """One replica's steps, summed up. Averages are over busy time."""
 
     num_steps: int
-    end_ns: IntArray
-    num_running: IntArray
-    """Of every step, in order of time."""
     busy_s: float
     """Time in which at least one step was under way."""
     parts_s: dict[str, float]
@@ -32,20 +29,20 @@ class StepDigest:
     mean_waste: dict[str, float] | None
     """KV slots by `KvUse` field, where the engine kept a `WasteLog`."""
     mean_running: float
-
-    def running_at(self, times_ns: IntArray) -> IntArray:
-        """Requests running in the step that ended at each of `times_ns` (0 where none did)."""
-        if not self.num_steps:
-            return np.zeros_like(times_ns)
-        at = np.minimum(np.searchsorted(self.end_ns, times_ns), self.num_steps - 1)
-        return np.where(self.end_ns[at] == times_ns, self.num_running[at], 0)
+    running_at: IntArray
+    """Requests running in the step that ended at each of the given times (0 where none did)."""
 
 
 def digest(
-    log: StepLog, cost: CostModel, waste: WasteLog | None = None, warm_up_ns: int = 0
+    log: StepLog,
+    cost: CostModel,
+    times_ns: IntArray,
+    waste: WasteLog | None = None,
+    warm_up_ns: int = 0,
 ) -> StepDigest:
-    """Sum up `log`, and what the engine noted of its KV memory in each of its steps. Gaps that
-    end before `warm_up_ns` are left out; all else covers the whole run."""
+    """Sum up `log`, and what the engine noted of its KV memory in each of its steps. `times_ns`
+    are ends of steps to look up. Gaps that end before `warm_up_ns` are left out; all else covers
+    the whole run."""
     table = log.table()
     start, end = table["start_ns"], table["end_ns"]
     used = table["kv_used_blocks"]
@@ -56,8 +53,6 @@ def digest(
     gap_ns, gap_counts = log.gaps(table, warm_up_ns)
     return StepDigest(
         num_steps=len(log),
-        end_ns=end,
-        num_running=table["num_running"],
         busy_s=total / NS,
         parts_s=_parts(log, table, cost),
         gap_ns=gap_ns,
@@ -66,7 +61,15 @@ def digest(
         mean_used_blocks=_mean(used, busy, total),
         mean_waste=_mean_waste(waste, busy, total) if waste is not None else None,
         mean_running=_mean(table["num_running"], busy, total),
+        running_at=_running_at(end, table["num_running"], times_ns),
     )
+
+
+def _running_at(end_ns: IntArray, running: IntArray, times_ns: IntArray) -> IntArray:
+    if not len(end_ns):
+        return np.zeros_like(times_ns)
+    at = np.minimum(np.searchsorted(end_ns, times_ns), len(end_ns) - 1)
+    return np.where(end_ns[at] == times_ns, running[at], 0)
 
 
 def _parts(log: StepLog, table: dict[str, IntArray], cost: CostModel) -> dict[str, float]:

@@ -101,10 +101,7 @@ def _requests(
 
 def _itl(digests: Sequence[StepDigest]) -> dict[str, float | int | None]:
     """Every gap between two tokens of one request, all requests, that ended after the warm-up."""
-    return describe_weighted(
-        np.concatenate([d.gap_ns for d in digests]),
-        np.concatenate([d.gap_counts for d in digests]),
-    )
+    return describe_weighted([(d.gap_ns, d.gap_counts) for d in digests])
 
 
 def _throughput(
