@@ -254,8 +254,9 @@ class PrefixBlocks(Blocks):
 
     # -- registration
 
-    def register(self, seq: FastSequence, num_tokens: int) -> None:
-        """The blocks that the first `num_tokens` tokens of a running sequence fill are cached."""
+    def register(self, seq: FastSequence, num_tokens: int, alone: bool = False) -> None:
+        """The blocks that the first `num_tokens` tokens of a running sequence fill are cached.
+        `alone`: nobody else has to be caught up with first."""
         full = num_tokens // self.block_size
         at = seq.registered
         if full <= at:
@@ -265,7 +266,7 @@ class PrefixBlocks(Blocks):
             if end <= at:
                 continue
             stop = end if end < full else full
-            if line.writers and (len(line.writers) > 1 or line.writers[0] is not seq):
+            if not alone and line.writers and (len(line.writers) > 1 or line.writers[0] is not seq):
                 self._catch_up(line, stop, seq)
             self._enter_blocks(seq, line, at, stop)
             at = stop
@@ -309,10 +310,9 @@ class PrefixBlocks(Blocks):
         """Register what other sequences have decoded on a line up to block `end`, before `seq`
         looks or writes there."""
         behind = [w for w in line.writers if w.held and w.registered < end and w is not seq]
-        if len(behind) > 1:
-            behind.sort(key=attrgetter("admission"))
         for writer in behind:
-            self.register(writer, self._progress(writer))
+            # What two sequences decode is never the same text, so their order is of no interest.
+            self.register(writer, self._progress(writer), alone=True)
 
     # -- audit
 
