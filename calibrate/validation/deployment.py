@@ -17,6 +17,7 @@ from sim.cost.interface import CostModel
 from sim.cost.memory import kv_dtype_of, plan_memory
 from sim.cost.models import ModelShape, MoeShape, model
 from sim.cost.offload import OffloadingCost, cpu_blocks
+from sim.cost.step import StepCost
 from sim.engine.config import EngineConfig
 from sim.errors import UserError
 
@@ -42,14 +43,18 @@ class Deployment:
     cpu_blocks: int | None
     """KV blocks in CPU memory, where the engine offloads to it."""
 
-    def cost_model(self) -> CostModel:
-        cost = build_cost_model(
+    def step_cost(self) -> StepCost:
+        """What a step costs, offloading left out."""
+        return build_cost_model(
             self.model,
             self.gpu,
             self.engine,
             engine_version=self.version,
             frontend=self.frontend,
         )
+
+    def cost_model(self) -> CostModel:
+        cost = self.step_cost()
         return cost if self.cpu_blocks is None else OffloadingCost(cost, self.cpu_blocks)
 
 

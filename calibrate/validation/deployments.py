@@ -16,8 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from calibrate.validation.errors import Comparison, Row, beside_peers, compare, in_headline, table
 from calibrate.validation.experiments import Experiment, load_experiments, select
+from calibrate.validation.leave_out import leave_one_model_out, points, refitted
 from calibrate.validation.measured import PeerError, peer_errors
-from calibrate.validation.report import finite, print_errors, print_peers, write_predictions
+from calibrate.validation.report import (
+    finite,
+    print_errors,
+    print_left_out,
+    print_peers,
+    write_predictions,
+)
 from calibrate.validation.runs import Prediction, predict_all
 from calibrate.validation.runs import Progress as Done
 from sim.errors import UserError
@@ -37,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=0, help="processes (default: one per core)")
     parser.add_argument("--peers", type=Path, help=f"peers' errors (default: {PEERS} beside FILE)")
     parser.add_argument("--details", action="store_true", help="also every compared value")
+    parser.add_argument(
+        "--leave-one-model-out",
+        action="store_true",
+        help="instead: predict each model's TPOT with constants fitted on the others",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -48,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} must be at least 1, got {value}")
     experiments = load_experiments(args.file)
     chosen = select(experiments, args.only, args.limit_experiments)
+    if args.leave_one_model_out:
+        return _leave_one_model_out(args, chosen, experiments)
     peers = _peers(args.peers, args.file)
     if args.out is not None:
         write_predictions(args.out, {})  # an unwritable path is found now, not after minutes
@@ -65,6 +79,21 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(finite(tree), indent=1))
     else:
         _print(args, predictions, comparisons, rows, peers, chosen)
+    return 0
+
+
+def _leave_one_model_out(
+    args: argparse.Namespace, chosen: Sequence[Experiment], experiments: Sequence[Experiment]
+) -> int:
+    stages = points(chosen, experiments)
+    if len({s.model for s in stages}) < 2:
+        raise UserError("--leave-one-model-out needs measured stable runs of two models or more")
+    runs, constants = leave_one_model_out(stages), refitted(stages)
+    if args.json:
+        tree = {"runs": [run.__dict__ for run in runs], "corrections": constants}
+        print(json.dumps(finite(tree), indent=1))
+    else:
+        print_left_out(runs, constants, sys.stdout)
     return 0
 
 

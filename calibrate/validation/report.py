@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from calibrate.validation.errors import HEADLINE, Row
+from calibrate.validation.leave_out import LeftOut
 from calibrate.validation.outcome import METRICS, Values
 from sim.errors import UserError
 
@@ -62,6 +63,25 @@ def _cell(entry: Mapping[str, float] | None) -> str:
         return "-"
     theirs = f"{entry['median']:.1f} / {entry['mean']:.1f}"
     return f"{theirs} [{entry['our_median']:.1f} / {entry['our_mean']:.1f}]"
+
+
+def print_left_out(runs: Sequence[LeftOut], constants: Mapping[str, float], out: TextIO) -> None:
+    """TPOT errors with the built-in constants and with those fitted on the other models."""
+    print(
+        "TPOT, whole run, error in per cent: built-in constants, fitted without the model", file=out
+    )
+    for run in runs:
+        name = f"{run.experiment:<48}{run.model:<18}"
+        print(f"  {name}{run.built_in:>+7.1f}{run.refitted:>+7.1f}", file=out)
+    for title, values in (
+        ("built-in", [abs(r.built_in) for r in runs]),
+        ("without the model", [abs(r.refitted) for r in runs]),
+    ):
+        median, p90 = np.percentile(values, [50, 90])
+        print(f"{title}: median {median:.1f}, p90 {p90:.1f}, worst {max(values):.1f}", file=out)
+    print("corrections when fitted on all runs:", file=out)
+    for name, value in constants.items():
+        print(f"  {name}: {value:+.3f}", file=out)
 
 
 def finite(tree: Any) -> Any:
