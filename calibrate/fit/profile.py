@@ -22,7 +22,7 @@ REPLAY_US = 4.0
 """aiconfigurator timed attention as one call per CUDA-graph replay, so its points hold a graph
 launch that a call inside a model's graph does not pay. (4 us: fitted on the open deployments; 1.2 %
 median error of the decode step when leaving a model out.)"""
-COMPUTING = ("gemm", "prefill", "moe")
+COMPUTING = ("gemm", "moe")
 BURST = 1.15
 """Its products were timed in short bursts, at clocks that a GPU busy all the time does not hold:
 the same H100 products are 7 to 30 % slower from 400 rows on in LLMServingSim's and Vidur's timings,

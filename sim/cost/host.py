@@ -44,8 +44,8 @@ class Frontend:
 
 HOSTS: tuple[tuple[tuple[int, ...], HostModel], ...] = (
     ((0, 0), HostModel(2500.0, 30.0, 2500.0, 30.0)),
-    ((0, 8), HostModel(420.0, 7.5, 1100.0, 12.0)),
-    ((0, 14), HostModel(420.0, 7.5, 1000.0, 10.0)),
+    ((0, 8), HostModel(900.0, 12.0, 1100.0, 12.0)),
+    ((0, 14), HostModel(900.0, 12.0, 1000.0, 10.0)),
 )
 """By the first version a model describes: V0, V1, and V1 since async scheduling is the default."""
 

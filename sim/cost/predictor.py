@@ -40,11 +40,14 @@ class Operator:
 
     def us(self, columns: Columns, *, in_model: bool = False) -> Array:
         """Microseconds of the calls whose sizes are given: as they were timed, or as part of a
-        model's step, without the launch that was timed with each call and with caches that hold
-        other layers' data (see `Form.us`)."""
+        model's step, without the launch that was timed with each call, with caches that hold
+        other layers' data (see `Form.us`), at the clocks of a GPU that is busy all the time."""
         fit, key = self.entry.fit, self.entry.key
+        coefficients = fit["coefficients"]
+        if in_model and "burst" in fit:
+            coefficients = {**coefficients, "compute": coefficients["compute"] / fit["burst"]}
         work = self.form.work(columns, self.gpu, key, fit["variant"])
-        base = self.form.us(fit["coefficients"], work, self.gpu, key, cold=in_model)
+        base = self.form.us(coefficients, work, self.gpu, key, cold=in_model)
         result: Array = base * np.exp(self.residual(self.form.axes(work)))
         return result - fit.get("launch_us", 0.0) if in_model else result
 
@@ -64,7 +67,7 @@ class Predictor:
 
     def gemm_us(self, m: npt.ArrayLike, n: int, k: int, dtype: str) -> Array:
         """x[m,k] w[k,n]; `dtype` is the weights' (`bf16`, `fp8`, `int4`, ...)."""
-        return self._operator("gemm", dtype=dtype).us(_columns(m=m, n=n, k=k))
+        return self._operator("gemm", dtype=dtype).us(_columns(m=m, n=n, k=k), in_model=True)
 
     def prefill_us(
         self,
@@ -120,7 +123,9 @@ class Predictor:
         )
         touched = experts / ep * (1 - (1 - topk / experts) ** columns["tokens"])
         columns["active"] = np.maximum(touched, 1e-3)
-        return self._operator("moe", dtype=dtype, distribution="balanced").us(columns)
+        return self._operator("moe", dtype=dtype, distribution="balanced").us(
+            columns, in_model=True
+        )
 
     def collective_us(self, op: str, size: npt.ArrayLike, world: int) -> Array:
         """`size` bytes over `world` GPUs of one node, inside a CUDA graph."""

@@ -102,4 +102,4 @@ def test_host_adds_when_synchronous_and_hides_when_not() -> None:
     shape = StepShape(32, 32 * 500, 32 * 500**2, (), 32)
     hidden = cost_of("llama-3-8b", "a100-80g").step_ns(shape)
     added = cost_of("llama-3-8b", "a100-80g", async_scheduling=False).step_ns(shape)
-    assert added - hidden == pytest.approx(420_000 + 32 * 7_500, abs=1)
+    assert added - hidden == pytest.approx(900_000 + 32 * 12_000, abs=1)

@@ -129,10 +129,11 @@ class Decode(Form):
         "l2_speed": Coefficient(1.0, 10.0, 2.5),
         "per_wave": Coefficient(1e-3, 20.0, 0.1, log=True),
     }
-    # Axes: thread blocks, keys, heads per KV head, head size, batch.
+    # Axes: keys of all blocks, batch, keys, heads per KV head, head size, thread blocks. Unseen
+    # numbers of KV heads are most like those with as many sequences and as many keys in all.
     covariance = (
-        Component(0.1, (3.0, 3.0, 3.0, 2.0, None), smooth=True),
-        Component(0.05, (1.5, 1.5, 1.5, 1.0, 4.0)),
+        Component(0.1, (3.0, 3.0, None, 3.0, 2.0, None), smooth=True),
+        Component(0.05, (1.5, 3.0, 3.0, 1.5, 1.0, 1.5)),
     )
     noise = 0.001
 
@@ -169,4 +170,5 @@ class Decode(Form):
         return p_norm(k["power"], compute, memory, serial, waves) + k["fixed"]
 
     def axes(self, w: Mapping[str, Array]) -> list[Array]:
-        return logs(w["blocks"], w["keys"], w["group"], w["dim"], w["batch"])
+        total = w["blocks"] * w["keys"]
+        return logs(total, w["batch"], w["keys"], w["group"], w["dim"], w["blocks"])
