@@ -113,7 +113,7 @@ class FastEngine:
         scheduler.drop(seq)
         self._has_news = True
         if not timeline.ends:
-            self._wake_ns = now if scheduler.num_waiting else None
+            self._wake_ns = now  # as vLLM, which is asked for a step once more
         self.on_finish(seq.record)
 
     def wake_ns(self) -> int | None:

@@ -173,7 +173,7 @@ class FastScheduler:
         if seq.admission >= self.at_admission:  # had no turn in `row` yet
             row, seen = row - 1, self._seen_before
         done = max(self._computed_until(seq, self.committed), seq.known)
-        if seq.has_token(row):
+        if seq.has_token(row) or (seq.overruns and row == seq.last_row + 1):
             known = self._computed_until(seq, seen) + 1
             done = max(done, min(known, self._computed_until(seq, row)))
         return done
