@@ -7,7 +7,9 @@ Everything else goes to stderr. Exit status: 0 done, 2 a user's mistake (one lin
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sim.errors import UserError, unknown
+from sim.errors import UserError, normalise, unknown
 
 if TYPE_CHECKING:
     from sim.request import Trace
@@ -97,20 +99,20 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `simulate` command; returns the exit status."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller (`>&-`)
+            setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))
     try:
         _run(build_parser().parse_args(argv))
-        sys.stdout.flush()
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
         clear = "\r\033[K" if sys.stderr.isatty() else ""
         print(f"{clear}simulate: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; Python would complain again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (`| head`) has gone
         return 141
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # --help exits, and so may a user's policy
         place = _users_code(error)
         if place is None:
             raise
@@ -125,8 +127,9 @@ def _run(args: argparse.Namespace) -> None:
 
     scenario = scenario_of(args)
     # Wrong names are found before a long trace is read, an unwritable folder before a long run.
-    simulations = {k: Simulation(s) for k, s in _compared(scenario, args.compare).items()}
-    folder = prepare_folder(args.out) if args.out else None
+    compared = _compared(scenario, args.compare, args.policy)
+    simulations = {k: Simulation(s) for k, s in compared.items()}
+    folder = prepare_folder(args.out) if args.out is not None else None
     trace = load_trace(scenario)
     documents: dict[str, dict[str, Any]] = {}
     for name in list(simulations):
@@ -137,21 +140,19 @@ def _run(args: argparse.Namespace) -> None:
     style = Style(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     if not args.compare:
         document = documents[""]
-        print(to_json(document) if args.json else render(document, scenario, style))
+        _print(to_json(document) if args.json else render(document, scenario, style))
     elif args.json:
-        print(to_json({"compare": documents}))
+        _print(to_json({"compare": documents}))
     else:
-        print(render_comparison(documents, scenario, style))
+        _print(render_comparison(documents, scenario, style))
 
 
 def scenario_of(args: argparse.Namespace) -> Scenario:
     """The scenario of the flags: `--config` first, then flags, then `--set`, in order."""
-    import yaml
-
     from sim.scenario import Scenario
-    from sim.tree import read_yaml, set_path
+    from sim.tree import parse_yaml, read_yaml, set_path
 
-    tree = read_yaml(args.config) if args.config else {}
+    tree = read_yaml(args.config) if args.config is not None else {}
     if args.trace is not None and args.generate is not None:
         raise UserError("give --trace or --generate, not both")
     if args.trace is not None:
@@ -185,8 +186,8 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
         if not equals or not path:
             raise UserError(f"--set {setting}: write --set path=value")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = parse_yaml(text)
+        except ValueError:
             value = text
         set_path(tree, path.strip(), value)
     return Scenario.from_dict(tree)
@@ -219,15 +220,18 @@ def _pairs(text: str, flag: str, form: str) -> dict[str, str]:
     for item in text.split(","):
         name, equals, value = item.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise UserError(f"{flag} {text}: write {flag} {form},...")
+            raise UserError(f"{flag} {text or repr(text)}: write {flag} {form},...")
+        if name.strip() in pairs:
+            raise UserError(f"{flag} {text}: {name.strip()} is named twice")
         pairs[name.strip()] = value.strip()
     return pairs
 
 
-def _compared(scenario: Scenario, names: str | None) -> dict[str, Scenario]:
+def _compared(scenario: Scenario, names: str | None, policy: str | None) -> dict[str, Scenario]:
     """Label -> scenario: one per policy to compare, or just `scenario` under no label.
 
-    The scenario's own policy keeps its options when it is among them.
+    The scenario's own policy keeps its options when it is among them; `policy`, the one asked for
+    by flag, must be.
     """
     if names is None:
         return {"": scenario}
@@ -238,6 +242,11 @@ def _compared(scenario: Scenario, names: str | None) -> dict[str, Scenario]:
         raise UserError("--compare needs policy names, as in --compare chunked,continuous,static")
     for name in wanted:
         policy_class("scheduling", name)  # all names are right before the first run starts
+    labels = [_file_name(name) if ":" in name else normalise(name) for name in wanted]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"--compare {names}: a policy is named twice")
+    if policy is not None and policy not in wanted:
+        raise UserError(f"--policy {policy} is not among --compare {names}; leave it out")
     own = scenario.policy
     return {
         name: scenario if name == own.name else scenario.with_({"policy": name}) for name in wanted
@@ -257,6 +266,22 @@ def _serve(simulation: Simulation, trace: Trace, label: str, quiet: bool) -> Res
     if simulation.ended_early:
         print(f"simulate: ended early: {simulation.ended_early}", file=sys.stderr)
     return result
+
+
+def _print(text: str) -> None:
+    """To stdout at once. What its encoding lacks is written as escapes, which JSON reads too."""
+    try:
+        text.encode(sys.stdout.encoding, sys.stdout.errors or "strict")
+    except UnicodeEncodeError:
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise UserError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
 class _ProgressBar:

@@ -32,6 +32,8 @@ def with_wall_time(result: Result) -> dict[str, Any]:
 def prepare_folder(path: str | Path) -> Path:
     """Make the folder, before a long run rather than after it. Raises UserError."""
     folder = Path(path)
+    if not str(path).strip():
+        raise UserError("--out needs the name of a folder, such as --out results")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -39,6 +41,8 @@ def prepare_folder(path: str | Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(f"--out {path}: cannot write there: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise UserError(f"--out {str(path)!r}: cannot write there: {error}") from None
     return folder
 
 
@@ -58,7 +62,9 @@ def write_folder(result: Result, folder: Path) -> None:
                 writer = pq.ParquetWriter(folder / "steps.parquet", table.schema)
             writer.write_table(table)
         writer.close()
-        (folder / "summary.json").write_text(to_json(result.summary) + "\n", encoding="utf-8")
+        summary = to_json(result.summary) + "\n"
+        # File names need not be UTF-8; their other bytes become escapes that JSON knows.
+        (folder / "summary.json").write_bytes(summary.encode("utf-8", "backslashreplace"))
         (folder / "scenario.yaml").write_text(_rerunnable(result), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{folder}: cannot write: {error.strerror or error}") from None

@@ -181,7 +181,8 @@ def _trace(summary: Mapping[str, Any], simulated: bool = True) -> str:
     notes = "".join(f"; {k.replace('_', ' ')}: {v:,}" for k, v in told.items())
     if simulated:
         notes = f", {duration(summary['run']['simulated_s'])} simulated{notes}"
-    return f"{trace['name']} ({trace['format']}), {trace['requests']:,} requests{notes}"
+    name = trace["name"] if trace["name"].isprintable() else repr(trace["name"])
+    return f"{name} ({trace['format']}), {trace['requests']:,} requests{notes}"
 
 
 def _requests(requests: Mapping[str, Any]) -> str:

@@ -158,7 +158,10 @@ class Scenario:
         _need(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")
         _positive("rate_scale", self.rate_scale)
         _positive("horizon_s", self.horizon_s)
-        _need(0 <= self.warm_up_s < 1e9, f"warm_up_s must not be negative, got {self.warm_up_s}")
+        _need(
+            0 <= self.warm_up_s < 1e9,
+            f"warm_up_s must be at least 0 and below 1e9 (seconds), got {self.warm_up_s}",
+        )
         _need(self.seed >= 0, f"seed must not be negative, got {self.seed}")
 
     @classmethod

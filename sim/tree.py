@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from sim.errors import UserError
+from sim.files import read_text
 
 DEFAULT_POLICIES = {
     "policy": "chunked",
@@ -19,15 +20,38 @@ DEFAULT_POLICIES = {
 """The fields that name a policy, and the policy that each names when left out."""
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a mapping that names a key twice is an error, as the standard says."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in keys:
+                    message = f"found {key.value!r} twice"
+                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+                keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """The plain value of a YAML text. Raises ValueError, with a message of one line."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).replace('"<unicode string>", ', "").split())) from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a scenario file; a relative trace path in it is relative to the file."""
     file = Path(path)
+    text = read_text(file)
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        tree = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):

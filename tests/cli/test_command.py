@@ -207,6 +207,41 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert process.returncode in (0, 141)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("--generate", SMALL),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "simulate: error: cannot write to stdout: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_closed_stdout_and_stderr_are_no_error(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    line = " ".join(
+        command("--generate", SMALL.replace("(", "\\(").replace(")", "\\)"), "--out", out)
+    )
+    assert subprocess.run(f"{line} >&- 2>&-", shell=True, check=False).returncode == 0
+    assert (out / "summary.json").is_file()
+
+
+def test_names_that_no_encoding_has(tmp_path: Path) -> None:
+    trace = tmp_path / os.fsdecode(b"\xff\n.csv")
+    trace.write_bytes(b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    out = tmp_path / "out"
+    done = simulate("--trace", trace, "--json", "--out", out, env=plain)
+    assert json.loads(done.stdout)["trace"]["name"] == trace.name
+    assert json.loads((out / "summary.json").read_text())["trace"]["name"] == trace.name
+    again = simulate("--config", out / "scenario.yaml", env=plain)
+    assert "trace       '\\udcff\\n.csv' (azure), 1 requests" in again.stdout
+
+
 def test_interrupt_is_one_line() -> None:
     big = "poisson:rate=30,n=400000,prompt=lognormal(300,900),output=lognormal(30,90)"
     with subprocess.Popen(

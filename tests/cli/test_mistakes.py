@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_no_requests(fail: Fail) -> None:
         (["--set", "cost.profile=/nowhere.json"], "cannot read the profile"),
         (["--set", "cost.frontend=fax"], "unknown frontend 'fax'"),
         (["--set", "cost.engine_version=new"], "engine version 'new'"),
+        (["--set", "warm_up_s=1e9"], "below 1e9"),
+        (["--set", f"engine.block_size={'[' * 3000}"], "must be a whole number"),
+        (["--set", "engine.block_size=!!int x"], "must be a whole number"),
+        (["--slo", ""], "--slo '': write --slo"),
+        (["--slo", "ttft=1,ttft=2"], "ttft is named twice"),
+        (["--config", ""], "is a directory"),
+        (["--config", "/dev/zero"], "is not a regular file"),
+        (["--out", ""], "--out needs the name of a folder"),
+        (["--out", "a\0b"], "cannot write there"),
+        (["--compare", "chunked,static,CHUNKED"], "a policy is named twice"),
+        (["--compare", "chunked,static", "--policy", "priority"], "not among --compare"),
+        (["--policy", "chunked", "--set", "policy.x=1"], "'x' .known: none"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -82,6 +95,33 @@ def test_wrong_settings(fail: Fail, args: list[str], message: str) -> None:
     import re
 
     assert re.search(message, fail(*SMALL, *args))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("seed: 1\nseed: 2", "found 'seed' twice in line 2, column 1"),
+        ("engine: {block_size: 16, block_size: 32}", "found 'block_size' twice"),
+        ("seed: !!int x", "not valid YAML"),
+        ("seed: [1", "not valid YAML"),
+        ("seed: " + "[" * 3000, "nested too deep"),
+        ("seed: 2020-01-01", "seed must be a whole number"),
+        ("a: &a [*a]", "unknown scenario field 'a'"),
+        ("- 1", "a scenario is a mapping of fields, not a list"),
+        ("seed: \0", "not valid YAML"),
+        ("seed: \udcff", "is not UTF-8 text"),
+    ],
+)
+def test_wrong_scenario_files(fail: Fail, tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert message in fail("--config", file, *SMALL)
+
+
+def test_a_pipe_as_scenario_does_not_hang(fail: Fail, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a regular file" in fail("--config", tmp_path / "pipe")
+    assert "is not a regular file" in fail("--trace", tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +183,13 @@ def test_errors_in_a_users_policy_name_its_line(fail: Fail, tmp_path: Path) -> N
     )
     complaint = fail(*SMALL, "--routing", f"{own}:Broken")
     assert f"{own}:4: AttributeError" in complaint
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "import sys; sys.exit('bye')"])
+def test_a_users_policy_that_exits_is_an_error(fail: Fail, tmp_path: Path, code: str) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(code)
+    assert f"{own}:1: SystemExit" in fail(*SMALL, "--routing", f"{own}:Own")
 
 
 def test_routing_out_of_range(fail: Fail, tmp_path: Path) -> None:
