@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `simulate` command; returns the exit status."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by the caller (`>&-`)
-            setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         _run(build_parser().parse_args(argv))
     except UserError as error:
