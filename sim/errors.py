@@ -27,4 +27,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(normalise(name), list(by_norm), n=1, cutoff=0.5)
     hint = f"; did you mean {by_norm[near[0]]!r}?" if near else ""
     shown = ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+    if len(name) > 200:
+        name = f"{name[:200]}..."
     return UserError(f"unknown {kind} {name!r}{hint} (known: {shown or 'none'})")

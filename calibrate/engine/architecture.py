@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sim.cost.models import ModelShape, from_config, model
+from sim.cost.hf_config import from_config
+from sim.cost.models import ModelShape, model
 from sim.errors import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")

@@ -6,14 +6,15 @@ Built in for the models of `data/models.json`; any other is read from a Hugging 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sim.errors import UserError, normalise, unknown
+from sim.errors import normalise, unknown
 
 DTYPE_BYTES: Mapping[str, float] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1,
@@ -152,11 +153,10 @@ def model(name: str) -> ModelShape:
         found = _by_alias().get(normalise(name.rsplit("/", 1)[1]))
     if found is not None:
         return found
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.suffix == ".json":
-        return from_config(path)
+    if name.endswith(".json") or os.path.isdir(name):
+        from sim.cost.hf_config import from_config  # it needs the shapes defined here
+
+        return from_config(Path(name))
     raise unknown("model", name, catalogue())
 
 
@@ -192,136 +192,3 @@ def _by_alias() -> dict[str, ModelShape]:
         for alias in entry["aliases"]:
             names.setdefault(normalise(alias.rsplit("/", 1)[-1]), by_name[entry["name"]])
     return names
-
-
-def from_config(path: Path) -> ModelShape:
-    """The model of a Hugging Face `config.json`. Raises UserError naming the file and the field
-    that is missing."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the model's config ({error.strerror})") from error
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: not a model config (expected a JSON object)")
-    name = raw.get("_name_or_path") or path.resolve().parent.name
-    shape = _from_hf(raw, str(path), str(name))
-    return replace(shape, top_p=_asks_top_p(path.parent / "generation_config.json"))
-
-
-def _asks_top_p(path: Path) -> bool:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False  # the file is optional; without it vLLM samples without top-p
-    return isinstance(config, dict) and float(config.get("top_p") or 1.0) < 1.0
-
-
-def _from_hf(raw: Mapping[str, Any], where: str, name: str) -> ModelShape:
-    text = raw.get("text_config")
-    config = {**raw, **text} if isinstance(text, dict) else raw
-
-    def first(*keys: str, default: Any = None) -> Any:
-        for key in keys:
-            if config.get(key) is not None:
-                return config[key]
-        if default is None:
-            raise UserError(f"{where}: no {keys[0]!r} in the model's config")
-        return default
-
-    def number(*keys: str, default: int | None = None) -> int:
-        value = first(*keys, default=default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(f"{where}: {keys[0]!r} must be a whole number, not {value!r}")
-        return value
-
-    hidden = number("hidden_size", "n_embd", "d_model")
-    heads = number("num_attention_heads", "n_head")
-    layers = number("num_hidden_layers", "n_layer", "num_layers")
-    if min(hidden, heads, layers) == 0:
-        raise UserError(f"{where}: hidden size, heads and layers must be positive")
-    kind = str(config.get("model_type", ""))
-    classic = kind in ("opt", "gpt2", "falcon", "phi", "gptj", "gpt_neox")
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=number("num_key_value_heads", "num_kv_heads", default=heads),
-        head_dim=number("head_dim", default=hidden // heads),
-        intermediate=number(
-            "intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden
-        ),
-        vocab=number("vocab_size"),
-        context=number("max_position_embeddings", "n_positions", "seq_length", default=2048),
-        moe=_hf_moe(config, number),
-        mla=_hf_mla(config, number),
-        gated=not classic,
-        tied_embeddings=bool(config.get("tie_word_embeddings", kind in ("opt", "gpt2"))),
-        learned_positions=kind in ("opt", "gpt2"),
-        parallel_attention=kind in ("falcon", "phi", "gptj"),
-        qk_norm=kind in ("qwen3", "qwen3_moe"),
-        sliding_window=int(window) if window else None,
-        attention_chunk=config.get("attention_chunk_size"),
-        chunked_layers=layers * 3 // 4 if config.get("attention_chunk_size") else 0,
-        weight_dtype={"float16": "fp16", "float32": "fp32"}.get(
-            str(config.get("torch_dtype") or config.get("dtype")), "bf16"
-        ),
-        quantization=_hf_quantization(config, where),
-        source=where,
-    )
-
-
-def _hf_moe(config: Mapping[str, Any], number: Any) -> MoeShape | None:
-    keys = ("num_local_experts", "num_experts", "n_routed_experts")
-    if not any(config.get(k) for k in keys):
-        return None
-    width = number("moe_intermediate_size", "intermediate_size")
-    shared = config.get("shared_expert_intermediate_size")
-    if shared is None:
-        shared = width * int(config.get("n_shared_experts") or 0)
-        if config.get("model_type") in ("llama4", "llama4_text"):
-            shared = width
-    return MoeShape(
-        experts=number(*keys),
-        topk=number("num_experts_per_tok", "num_experts_per_token", "moe_topk", default=1),
-        intermediate=width,
-        shared_intermediate=int(shared),
-        dense_layers=int(config.get("first_k_dense_replace") or 0),
-        every=int(
-            config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step") or 1
-        ),
-    )
-
-
-def _hf_mla(config: Mapping[str, Any], number: Any) -> MlaShape | None:
-    if not config.get("kv_lora_rank"):
-        return None
-    return MlaShape(
-        kv_lora=number("kv_lora_rank"),
-        nope_dim=number("qk_nope_head_dim"),
-        rope_dim=number("qk_rope_head_dim"),
-        v_dim=number("v_head_dim"),
-        q_lora=config.get("q_lora_rank"),
-    )
-
-
-def _hf_quantization(config: Mapping[str, Any], where: str) -> str | None:
-    quant = config.get("quantization_config")
-    if not isinstance(quant, dict):
-        return None
-    method = str(quant.get("quant_method", ""))
-    if method == "fp8":
-        return "fp8_block" if quant.get("weight_block_size") else "fp8"
-    if method in ("awq", "gptq"):
-        return "int8" if quant.get("bits") == 8 else "int4"
-    if method == "compressed-tensors":
-        text = json.dumps(quant)
-        if '"num_bits": 4' in text:
-            return "nvfp4" if '"float"' in text else "int4"
-        return "fp8" if '"float"' in text else "int8"
-    if method in ("mxfp4", "modelopt"):
-        return "mxfp4" if method == "mxfp4" else "fp8"
-    raise UserError(f"{where}: quantization method {method!r} is not supported")
