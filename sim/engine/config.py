@@ -11,15 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sim.engine.config_check import check
 from sim.errors import UserError, unknown
 
 GIB = 1 << 30
 
-POLICIES = ("fcfs", "priority")
-KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
-SPECULATIVE_METHODS = ("ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa")
-"""Methods whose place in the scheduler is known. Ngram drafts on the host; a draft model and the
-eagle family keep KV of their own, one slot ahead per draft; medusa's heads keep none."""
 EAGLE_METHODS = ("eagle", "eagle3", "mtp")
 
 
@@ -84,7 +80,7 @@ class EngineConfig:
     """vLLM's `speculative_config.method`."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
     @classmethod
     def for_gpu(
@@ -239,70 +235,3 @@ def _graph_grid(ceiling: int) -> set[int]:
     sizes.update(range(8, min(ceiling + 1, 256), 8))
     sizes.update(range(256, ceiling + 1, 16))
     return sizes
-
-
-def _check(c: EngineConfig) -> None:
-    """What vLLM refuses is refused here, in one line."""
-
-    def need(ok: bool, message: str) -> None:
-        if not ok:
-            raise UserError(f"engine settings: {message}")
-
-    for name in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "max_model_len",
-        "block_size",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "prefill_schedule_interval",
-        "max_cudagraph_capture_size",
-    ):
-        value = getattr(c, name)
-        need(isinstance(value, int) and value >= 1, f"{name} must be at least 1, got {value!r}")
-    for name in ("max_num_scheduled_tokens", "max_num_active_seqs", "sliding_window"):
-        value = getattr(c, name)
-        need(value is None or value >= 1, f"{name} must be at least 1 or unset, got {value!r}")
-    for name in ("long_prefill_token_threshold", "num_speculative_tokens"):
-        need(getattr(c, name) >= 0, f"{name} must not be negative, got {getattr(c, name)!r}")
-    need(
-        0 < c.gpu_memory_utilization <= 1,
-        f"gpu_memory_utilization must be in (0, 1], got {c.gpu_memory_utilization!r}",
-    )
-    need(0 <= c.watermark < 1, f"watermark must be in [0, 1), got {c.watermark!r}")
-    if c.policy not in POLICIES:
-        raise unknown("engine policy", c.policy, POLICIES)
-    if c.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise unknown("kv_cache_dtype", c.kv_cache_dtype, KV_CACHE_DTYPES)
-    if c.spec_method not in SPECULATIVE_METHODS:
-        raise unknown("speculative method", c.spec_method, SPECULATIVE_METHODS)
-    need(
-        c.num_gpu_blocks is None or c.num_gpu_blocks >= 2,
-        f"num_gpu_blocks must be at least 2 (one is the null block), got {c.num_gpu_blocks!r}",
-    )
-    need(
-        c.max_num_batched_tokens >= c.max_num_seqs,
-        f"max_num_batched_tokens ({c.max_num_batched_tokens}) must not be smaller than "
-        f"max_num_seqs ({c.max_num_seqs})",
-    )
-    need(
-        c.enable_chunked_prefill or c.max_num_batched_tokens >= c.max_model_len,
-        f"without chunked prefill max_num_batched_tokens ({c.max_num_batched_tokens}) must not be "
-        f"smaller than max_model_len ({c.max_model_len})",
-    )
-    need(
-        c.max_num_active_seqs is None or c.max_num_active_seqs <= c.max_num_seqs,
-        f"max_num_active_seqs ({c.max_num_active_seqs}) must not exceed max_num_seqs "
-        f"({c.max_num_seqs})",
-    )
-    need(
-        c.long_prefill_token_threshold <= c.max_model_len,
-        f"long_prefill_token_threshold ({c.long_prefill_token_threshold}) must not exceed "
-        f"max_model_len ({c.max_model_len})",
-    )
-    need(
-        not c.speculative or c.max_num_batched_tokens > c.num_lookahead_tokens,
-        f"max_num_batched_tokens ({c.max_num_batched_tokens}) leaves no room for "
-        f"{c.num_lookahead_tokens} lookahead tokens",
-    )

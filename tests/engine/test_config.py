@@ -60,6 +60,11 @@ def test_cuda_graph_sizes_are_vllms():
     ("settings", "complaint"),
     [
         ({"block_size": 0}, "block_size"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"max_model_len": 10**30}, "max_model_len must be at most 2147483647"),
+        ({"num_gpu_blocks": 10**30}, "num_gpu_blocks must be at least 2 .* at most 2147483647"),
+        ({"num_speculative_tokens": 10_000}, "num_speculative_tokens must be at most 1024"),
+        ({"cudagraph_capture_sizes": (8, 0)}, "cudagraph_capture_sizes must be at least 1, got 0"),
         ({"max_num_seqs": 4096}, "max_num_seqs"),
         ({"enable_chunked_prefill": False, "max_model_len": 9000}, "max_model_len"),
         ({"max_num_active_seqs": 300}, "max_num_active_seqs"),
@@ -88,6 +93,11 @@ def test_what_vllm_refuses_is_a_user_error(settings, complaint):
 def test_unknown_setting_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'max_num_seqs'"):
         EngineConfig.for_gpu("H100", 80 * GIB, 4096, {"max_num_sequences": 3})
+
+
+def test_the_setting_that_was_given_is_blamed():
+    with pytest.raises(UserError, match="max_num_seqs must be at least 1, got -1"):
+        EngineConfig.for_gpu("A100", 80 * GIB, 4096, {"max_num_seqs": -1})
 
 
 def test_blocks_must_be_known_to_run():
