@@ -35,7 +35,7 @@ def fit_operator(
     columns, us = _merged(columns, us)
     chosen = _thinned(len(us), MAX_FORM_POINTS, rng)
     best: tuple[float, Mapping[str, Any], dict[str, float]] | None = None
-    for variant in form.variants:
+    for variant in form.variants_of(gpu, key):
         work = form.work(_rows(columns, chosen), gpu, key, variant)
         cost, coefficients = _fit_form(form, work, us[chosen], gpu, key)
         if best is None or cost < best[0]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -158,6 +158,20 @@ def model(name: str) -> ModelShape:
 
         return from_config(Path(name))
     raise unknown("model", name, catalogue())
+
+
+QUANTIZATIONS: Mapping[str, str] = {
+    **{name: name for name in ("fp8", "fp8_block", "int8", "int4", "mxfp4", "nvfp4")},
+    **dict.fromkeys(("awq", "gptq", "awq_marlin", "gptq_marlin"), "int4"),
+}
+"""How a user may ask for quantised weights -> `ModelShape.quantization`."""
+
+
+def quantised(shape: ModelShape, name: str) -> ModelShape:
+    """The model with its weights quantised. Raises UserError with the nearest match."""
+    if name not in QUANTIZATIONS:
+        raise unknown("quantization", name, QUANTIZATIONS)
+    return replace(shape, quantization=QUANTIZATIONS[name])
 
 
 @cache

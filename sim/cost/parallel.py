@@ -59,6 +59,18 @@ class RankPlan:
                 f"{model.name}: tensor_parallel_size {tp} and its {model.kv_heads} KV heads do "
                 f"not divide each other"
             )
+        if engine.enable_expert_parallel and model.moe is None:
+            raise UserError(f"{model.name} has no experts: leave enable_expert_parallel out")
+        if plan.dp > 1 and not plan.expert_parallel:
+            raise UserError(
+                f"data_parallel_size {plan.dp} divides experts and needs enable_expert_parallel; "
+                f"for {plan.dp} copies of {model.name} use {plan.dp} replicas"
+            )
+        if model.moe is not None and plan.ep > model.moe.experts:
+            raise UserError(
+                f"{model.name}: {plan.ep} expert-parallel GPUs are more than its "
+                f"{model.moe.experts} experts"
+            )
         if pp > model.layers:
             raise UserError(
                 f"{model.name}: pipeline_parallel_size {pp} exceeds its {model.layers} layers"

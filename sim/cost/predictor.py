@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sim.cost import routing
 from sim.cost.hardware import Gpu
 from sim.cost.models import DTYPE_BYTES
 from sim.cost.operators import FORMS, Form
@@ -116,13 +117,14 @@ class Predictor:
         ep: int,
         dtype: str,
     ) -> Array:
-        """Routed experts of one GPU; `tokens` counted over `ep` ranks. Each token picks its experts
-        independently, so few tokens leave some untouched; benchmarks deal them out evenly."""
+        """Routed experts of the busiest GPU; `tokens` counted over `ep` ranks. Benchmarks deal
+        tokens out evenly; here every token picks its experts (see `routing`)."""
         columns = _columns(
             tokens=tokens, hidden=hidden, inter=inter, topk=topk, experts=experts, tp=tp, ep=ep
         )
-        touched = experts / ep * (1 - (1 - topk / experts) ** columns["tokens"])
-        columns["active"] = np.maximum(touched, 1e-3)
+        touched = routing.touched_experts(columns["tokens"], experts, topk)
+        columns["active"] = np.maximum(touched / ep, 1e-3)
+        columns["tokens"] = columns["tokens"] * routing.busiest_rank(experts, ep)
         return self._operator("moe", dtype=dtype, distribution="balanced").us(
             columns, in_model=True
         )

@@ -41,13 +41,11 @@ class Tables:
         knots = token_knots(top)
         index = _padded(engine, top)
 
-        def dense(us: Array, at: Array = index) -> Array:
-            return np.interp(at, knots, us)[: top + 1] * 1e3
+        def dense(us: Array) -> Array:
+            return np.interp(index, knots, us)[: top + 1] * 1e3
 
         m = knots.astype(np.float64)
-        # The padding of a CUDA graph is one token over and over: it touches no further experts.
-        moe = dense(self._moe_us(m), np.arange(top + 1.0))
-        tables = dense(self._linear_us(m)), moe, dense(self._comm_us(m))
+        tables = dense(self._linear_us(m)), dense(self._moe_us(m)), dense(self._comm_us(m))
         for table in tables:
             table[0] = 0.0
         return tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,6 +66,13 @@ class Prefill(Form):
         Component(0.05, (1.5, 1.5, 2.0, 3.0, 2.0, 6.0, 6.0, 6.0)),
     )
     noise = 0.001
+
+    def variants_of(self, gpu: Gpu, key: Key) -> Sequence[Mapping[str, Any]]:
+        kernel = str(key.get("kernel", "")).lower()
+        if gpu.attention == "fa2" and "flash_attn" in kernel:
+            # FlashAttention-2 over a paged cache: 64 rows, whatever a fit without prefixes prefers.
+            return self.variants[:1]
+        return self.variants
 
     def work(self, c: Columns, gpu: Gpu, key: Key, variant: Mapping[str, Any]) -> dict[str, Array]:
         batch, q, prefix = c["batch"], c["q_len"], c["prefix"]

@@ -61,6 +61,10 @@ class Form:
     noise: ClassVar[float]
     """Variance of a measurement's logarithm that is not worth reproducing."""
 
+    def variants_of(self, gpu: Gpu, key: Key) -> Sequence[Mapping[str, Any]]:
+        """The variants that the kernel of the key may be; all, unless it is known better."""
+        return self.variants
+
     def work(self, c: Columns, gpu: Gpu, key: Key, variant: Mapping[str, Any]) -> dict[str, Array]:
         """What the price and the residual depend on, computed once per set of calls."""
         raise NotImplementedError
