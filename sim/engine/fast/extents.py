@@ -97,7 +97,7 @@ class PrefixBlocks(Blocks):
         self.lines = Lines(block_size)
         self._progress = progress
         # The free queue is a ring; the sentinel lies between its back and its front.
-        sentinel = Extent(Line(None, (0, -1, 0), None), 0, 0, -1, False)  # type: ignore[arg-type]
+        sentinel = Extent(Line(None, (0, -1, 0), None), 0, 0, -1, False)
         sentinel.older = sentinel.newer = sentinel
         self._ring = sentinel
 
@@ -168,26 +168,22 @@ class PrefixBlocks(Blocks):
         """Free the `held` blocks of a sequence, the last first. It is registered up to date."""
         freed = seq.held - seq.registered
         self.blank += freed
-        back = self._ring
+        ring = self._ring
         for extent, count in zip(reversed(seq.extents), reversed(seq.lengths), strict=True):
-            if extent.end - extent.start == count:
-                pieces = [extent]
-            else:
-                pieces = _pieces(extent, count)
-                pieces.reverse()
+            pieces: tuple[Extent, ...] = (extent,)
+            if extent.end - extent.start != count:
+                pieces = tuple(reversed(_pieces(extent, count)))
             for piece in pieces:
                 piece.refs -= 1
                 if not piece.refs:
                     freed += piece.end - piece.start
                     piece.rest = None
-                    newest = back.older
-                    piece.older, piece.newer = newest, back
-                    newest.newer = back.older = piece
+                    piece.newer = ring
+                    piece.older = newest = ring.older
+                    newest.newer = ring.older = piece
         self.free += freed
         seq.held = seq.registered = 0
-        seq.extents.clear()
-        seq.lengths.clear()
-        seq.tail = None
+        seq.extents, seq.lengths, seq.tail = [], [], None
 
     # -- allocation and eviction
 
@@ -198,6 +194,10 @@ class PrefixBlocks(Blocks):
             return
         count -= self.blank
         self.blank = 0
+        first = self._ring.newer
+        if first.end - first.start > count and not first.line.twins:
+            first.end -= count
+            return
         while count:
             extent = self._ring.newer
             start = extent.end - count
@@ -263,15 +263,15 @@ class PrefixBlocks(Blocks):
             return
         assert seq.path is not None
         for line, end in seq.path:
-            if end <= at:
-                continue
-            stop = end if end < full else full
-            if not alone and line.writers and (len(line.writers) > 1 or line.writers[0] is not seq):
-                self._catch_up(line, stop, seq)
-            self._enter_blocks(seq, line, at, stop)
-            at = stop
-            if at == full:
-                break
+            if end > at:
+                stop = end if end < full else full
+                writers = line.writers
+                if not alone and writers and (len(writers) > 1 or writers[0] is not seq):
+                    self._catch_up(line, stop, seq)
+                self._enter_blocks(seq, line, at, stop)
+                if stop == full:
+                    break
+                at = stop
         seq.registered = full
 
     def _enter_blocks(self, seq: FastSequence, line: Line, start: int, end: int) -> None:

@@ -50,7 +50,7 @@ class Line:
         "writers",
     )
 
-    def __init__(self, parent: Line | None, key: Run, source: Request) -> None:
+    def __init__(self, parent: Line | None, key: Run, source: Request | None) -> None:
         self.parent = parent
         self.key = key
         self.start = key[0]
@@ -77,21 +77,22 @@ class Lines:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
+        self._common_root = Line(None, (0, -1, 0), None)
+        self._common_root.children = {}
         self._roots: dict[tuple[str | None, str | None], Line] = {}
 
     def enter(self, seq: FastSequence) -> Path:
         """The path of a sequence; it counts as user of the lines on it until `leave`."""
         request, size = seq.request, self._block_size
-        isolation = (request.lora or None, request.cache_salt or None)
-        root = self._roots.get(isolation)
-        if root is None:
-            root = self._roots[isolation] = Line(None, (0, -1, 0), request)
-            root.children = {}
+        root = self._common_root
+        if request.lora or request.cache_salt:
+            root = self._isolated_root(request)
         if request.segments is None and request.prompt_tokens >= size:
             key: Run = (0, prompt_key(request.uid), 0)
-            assert root.children is not None
-            if key not in root.children:
-                line = root.children[key] = Line(root, key, request)
+            children = root.children
+            assert children is not None
+            if key not in children:
+                line = children[key] = Line(root, key, request)
                 line.users = 1
                 line.writers = (seq,)
                 return [(line, END)]
@@ -102,6 +103,16 @@ class Lines:
             if end > prompt_blocks:
                 line.writers = (*line.writers, seq)
         return path
+
+    def _isolated_root(self, request: Request) -> Line:
+        """Where the texts of one adapter and cache salt start. (vLLM hashes the adapter into every
+        block and the salt into the first; as hashes are chained, both in front is the same.)"""
+        isolation = (request.lora or None, request.cache_salt or None)
+        root = self._roots.get(isolation)
+        if root is None:
+            root = self._roots[isolation] = Line(None, (0, -1, 0), None)
+            root.children = {}
+        return root
 
     def _walk(self, root: Line, request: Request) -> Path:
         """Follow known texts as far as they agree with this one, then start a new line."""
@@ -120,6 +131,7 @@ class Lines:
                 return path
             theirs = child.runs
             if theirs is None:
+                assert child.source is not None
                 theirs = child.runs = text_runs(child.source, size)
             k = 1
             for mine, other in zip(runs[i + 1 :], theirs[1:], strict=False):
@@ -143,12 +155,11 @@ class Lines:
     def leave(self, seq: FastSequence) -> None:
         """A sequence is gone."""
         assert seq.path is not None
-        for line, _ in seq.path:
+        for line, _ in reversed(seq.path):
             line.users -= 1
             if line.writers:
-                line.writers = tuple(other for other in line.writers if other is not seq)
-        for line, _ in reversed(seq.path):
-            if not line.users:
+                line.writers = tuple([other for other in line.writers if other is not seq])
+            if not line.users and not line.main:
                 self.prune(line)
         seq.path = None
 
@@ -163,7 +174,7 @@ class Lines:
 
     def walk(self) -> Iterable[Line]:
         """All lines (for audits)."""
-        todo = list(self._roots.values())
+        todo = [self._common_root, *self._roots.values()]
         while todo:
             line = todo.pop()
             yield line
