@@ -13,7 +13,7 @@ from sim.cost import build_cost_model, plan_memory
 from sim.cost.hardware import Gpu, gpu
 from sim.cost.host import parse_version
 from sim.cost.interface import CostModel
-from sim.cost.models import ModelShape, model
+from sim.cost.models import ModelShape, model, quantised
 from sim.cost.profile import load as load_profile
 from sim.engine.config import EngineConfig
 from sim.engine.executor import Executor
@@ -39,12 +39,21 @@ class System:
     @classmethod
     def of(cls, scenario: Scenario) -> System:
         shape, device = model(scenario.model), gpu(scenario.gpu)
+        if scenario.engine.get("quantization") is not None:
+            shape = quantised(shape, scenario.engine["quantization"])
         notes: list[str] = []
         policy = policy_of("scheduling", scenario.policy, scenario.seed, 0)
         config = _engine_config(scenario, shape, device, policy, notes)
         version = parse_version(scenario.cost.engine_version)
         if config.num_gpu_blocks is None:
             config = config.with_blocks(plan_memory(shape, device, config, version).num_blocks)
+            room = config.num_usable_blocks * config.block_size
+            if room < config.max_model_len and config.sliding_window is None:
+                notes.append(
+                    f"the KV cache holds {room} tokens, less than max_model_len "
+                    f"({config.max_model_len}): vLLM would not start, here requests that are too "
+                    f"long are rejected"
+                )
         else:
             plan_memory(shape, device, config, version)  # the weights must fit all the same
         profile = scenario.cost.profile
@@ -115,21 +124,31 @@ def _engine_config(
     policy: SchedulingPolicy,
     notes: list[str],
 ) -> EngineConfig:
-    settings = dict(scenario.engine)
+    settings, name = dict(scenario.engine), scenario.policy.name
     if settings.get("sliding_window") is None and shape.sliding_layers is None:
         settings["sliding_window"] = shape.sliding_window
+    settings["quantization"] = None  # the shape has it
     if policy.chunked_prefill is not None:
+        if settings.get("enable_chunked_prefill", policy.chunked_prefill) != policy.chunked_prefill:
+            notes.append(f"enable_chunked_prefill is {policy.chunked_prefill}, as {name} demands")
         settings["enable_chunked_prefill"] = policy.chunked_prefill
         longest = settings.get("max_model_len") or shape.context
         budget = settings.get("max_num_batched_tokens")
         if not policy.chunked_prefill and budget is not None and budget < longest:
             settings["max_num_batched_tokens"] = longest
             notes.append(
-                f"max_num_batched_tokens raised from {budget} to {longest}: {scenario.policy.name} "
+                f"max_num_batched_tokens raised from {budget} to {longest}: {name} "
                 f"computes prompts whole, up to max_model_len"
             )
     if policy.layout != "paged":
+        if settings.get("enable_prefix_caching"):
+            notes.append(f"enable_prefix_caching is off: the KV cache of {name} has no pages")
         settings["enable_prefix_caching"] = False
+    if (settings.get("max_model_len") or 0) > shape.context:
+        notes.append(
+            f"max_model_len {settings['max_model_len']} is beyond the {shape.context} tokens that "
+            f"{shape.name} knows; vLLM wants VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for that"
+        )
     return EngineConfig.for_gpu(device.name, device.memory_bytes, shape.context, settings)
 
 

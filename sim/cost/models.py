@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sim.errors import normalise, unknown
+from sim.errors import UserError, normalise, unknown
 
 DTYPE_BYTES: Mapping[str, float] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1,
@@ -171,6 +171,8 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
     """The model with its weights quantised. Raises UserError with the nearest match."""
     if name not in QUANTIZATIONS:
         raise unknown("quantization", name, QUANTIZATIONS)
+    if name == "mxfp4" and shape.moe is None:
+        raise UserError(f"quantization mxfp4 is for experts, which {shape.name} has not")
     return replace(shape, quantization=QUANTIZATIONS[name])
 
 

@@ -169,6 +169,35 @@ def test_compare_prints_the_policies_side_by_side(tmp_path: Path) -> None:
     assert (tmp_path / "static" / "summary.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        (["engine.max_model_len=20000"], "beyond the 8192 tokens that Llama-3-8B knows"),
+        (["engine.gpu_memory_utilization=0.218"], "vLLM would not start"),
+        (["policy=static", "engine.enable_prefix_caching=true"], "enable_prefix_caching is off"),
+        (
+            ["policy=static", "engine.enable_chunked_prefill=true"],
+            "enable_chunked_prefill is False",
+        ),
+        (["policy=continuous", "engine.max_num_batched_tokens=512"], "raised from 512 to 8192"),
+    ],
+)
+def test_what_is_decided_otherwise_is_told(settings: list[str], note: str) -> None:
+    flags = [word for setting in settings for word in ("--set", setting)]
+    done = simulate("--generate", "constant:rate=1,n=2,prompt=10,output=2", "--json", *flags)
+    assert done.stderr.startswith("simulate: note: ")
+    assert note in done.stderr
+
+
+def test_quantised_weights_leave_more_room_for_the_cache() -> None:
+    run = ("--generate", "constant:rate=1,n=2,prompt=10,output=2", "--json")
+    plain, quantised = (
+        json.loads(simulate(*run, *more).stdout)["kv"]["num_blocks"]
+        for more in ((), ("--set", "engine.quantization=fp8"))
+    )
+    assert quantised > plain * 1.1
+
+
 def test_requests_too_long_for_context_or_cache_are_rejected_and_counted(tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     rows = [(0, 100, 10), (0.1, 9000, 10), (0.2, 3000, 10), (0.3, 5000, 100), (0.4, 50, 5)]
