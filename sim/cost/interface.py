@@ -99,3 +99,31 @@ class CostModel(Protocol):
     def describe(self) -> dict[str, Any]:
         """`profile`, `provenance`, `extrapolated_fraction` so far, and whatever else explains."""
         ...
+
+
+class DecodeEnds(Protocol):
+    """`decode_ends` bound to a cost model; one may bring a faster one as a method."""
+
+    def __call__(
+        self,
+        start_ns: int,
+        num_decodes: int,
+        decode_context: int,
+        decode_context_sq: int,
+        n: int,
+    ) -> list[int]: ...
+
+
+def decode_ends(
+    cost: CostModel,
+    start_ns: int,
+    num_decodes: int,
+    decode_context: int,
+    decode_context_sq: int,
+    n: int,
+) -> list[int]:
+    """When each of `n` consecutive decode-only steps of one fixed batch ends, the first of which
+    starts at `start_ns`; the other arguments are those of `CostModel.decode_run_ns`."""
+    durations = cost.decode_run_ns(num_decodes, decode_context, decode_context_sq, n)
+    ends: list[int] = (start_ns + durations.cumsum()).tolist()
+    return ends

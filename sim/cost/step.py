@@ -19,6 +19,8 @@ from sim.cost.tables import Tables
 SKEW = 0.15
 """Decode attention costs (1 + SKEW * cv^2 / (1 + cv^2)) times that of equal contexts (pure decode
 rows of `attn_decode_skew`)."""
+VECTOR = 48
+"""Steps from which one vectorised call is cheaper than a loop."""
 TAIL_SKEW = 2.0
 """The same for the tail, which lasts as long as the longest context."""
 
@@ -34,7 +36,12 @@ class StepCost:
         self.host = host
         self.frontend = frontend
         self._description = description
-        self._async = engine.async_scheduling
+        # With pipeline stages the host works for other steps while one is on the devices.
+        self._async = engine.async_scheduling or engine.pipeline_parallel_size > 1
+        self._launch = 0.0
+        if engine.enforce_eager:
+            kernels = host.launches_per_layer * tables.rank.stage_layers
+            self._launch = host.launch_us * 1e3 * kernels
         self._tokens_array = tables.linear + tables.moe + tables.comm
         self._tokens: list[float] = self._tokens_array.tolist()
         self._head: list[float] = tables.head.tolist()
@@ -44,6 +51,7 @@ class StepCost:
         self._chunks = tables.attention.chunks
         self._plain: dict[tuple[int, int], Decodes] = {}
         self._mixed: dict[tuple[int, int], Decodes] = {}
+        self._calibrated = tables.calibrated_tokens
         self._steps = 0
         self._beyond = 0
 
@@ -81,11 +89,17 @@ class StepCost:
                 rest = rest * (1.0 + TAIL_SKEW * spread)
                 if rest > tail:
                     tail = rest
-            if i == len(knots) - 1:
+            if i > lines.calibrated or tokens > self._calibrated:
                 self._beyond += 1
+        elif tokens > self._calibrated:
+            self._beyond += 1
         attention += tail
         self._steps += 1
-        device = self._tokens[tokens] + self._head[shape.num_sampled] + attention
+        # Every draft is verified on its own logits.
+        logits = shape.num_sampled if drafted < 0 else shape.num_sampled + drafted - decodes
+        device = self._tokens[tokens] + self._head[logits] + attention
+        if device < self._launch:
+            device = self._launch
         host = self._host[sequences]
         if not self._async:
             return int(device + host + 0.5)
@@ -117,6 +131,53 @@ class StepCost:
 
     # Many steps.
 
+    def decode_ends(
+        self,
+        start_ns: int,
+        num_decodes: int,
+        decode_context: int,
+        decode_context_sq: int,
+        n: int,
+    ) -> list[int]:
+        """When each of `n` consecutive decode-only steps of one fixed batch ends, the first of
+        which starts at `start_ns`: `step_ns` of each step added up, with what does not change
+        from step to step looked up once."""
+        if n >= VECTOR:
+            durations = self.decode_run_ns(num_decodes, decode_context, decode_context_sq, n)
+            found: list[int] = (start_ns + durations.cumsum()).tolist()
+            return found
+        lines = self._plain_lines((num_decodes, 1))
+        knots, values, slopes = lines.work.knots, lines.work.values, lines.work.slopes
+        calibrated = lines.calibrated if num_decodes <= self._calibrated else -1
+        base = self._tokens[num_decodes] + self._head[num_decodes]
+        launch, host = self._launch, self._host[num_decodes]
+        batch = float(num_decodes)
+        asynchronous = self._async
+        i = max(bisect_right(knots, decode_context) - 1, 0)
+        last = len(knots) - 1
+        end_ns = start_ns
+        ends = []
+        for _ in range(n):
+            total = float(decode_context)
+            while i < last and knots[i + 1] <= total:
+                i += 1
+            spread = 1.0 - total * total / (batch * float(decode_context_sq))
+            attention = (values[i] + slopes[i] * (total - knots[i])) * (1.0 + SKEW * spread)
+            device = base + attention
+            if device < launch:
+                device = launch
+            if asynchronous:
+                end_ns += int((host if host > device else device) + 0.5)
+            else:
+                end_ns += int(device + host + 0.5)
+            ends.append(end_ns)
+            if i > calibrated:
+                self._beyond += 1
+            decode_context_sq += 2 * decode_context + num_decodes
+            decode_context += num_decodes
+        self._steps += n
+        return ends
+
     def decode_run_ns(
         self, num_decodes: int, decode_context: int, decode_context_sq: int, n: int
     ) -> IntArray:
@@ -127,8 +188,11 @@ class StepCost:
             self._plain_lines((num_decodes, 1)), num_decodes, context, squares.astype(np.float64)
         )
         self._steps += n
+        if num_decodes > self._calibrated:
+            beyond = n
         self._beyond += beyond
         device = self._tokens[num_decodes] + self._head[num_decodes] + attention
+        device = np.maximum(device, self._launch)
         host = self._host[num_decodes]
         total = np.maximum(device, host) if self._async else device + host
         return (total + 0.5).astype(np.int64)
@@ -136,11 +200,16 @@ class StepCost:
     def parts_s(self, shapes: StepShapes) -> dict[str, FloatArray]:
         attention, chunks = self._attention_of(shapes)
         tables, tokens = self.tables, shapes.num_tokens
-        linear = tables.linear[tokens] + tables.head[shapes.num_sampled]
+        logits = shapes.num_sampled + shapes.decode_tokens - shapes.num_decodes
+        linear = tables.linear[tokens] + tables.head[logits]
         moe, comm = tables.moe[tokens], tables.comm[tokens]
+        device = linear + moe + comm + attention
         host = self._host_array[shapes.num_decodes + chunks]
         if self._async:
-            host = np.maximum(host - (linear + moe + comm + attention), 0.0)
+            host = np.maximum(host, self._launch) - device
+            host = np.maximum(host, 0.0)
+        else:
+            host = host + np.maximum(self._launch - device, 0.0)
         parts = {
             "attention": attention,
             "linear": linear,
@@ -230,7 +299,7 @@ def _decode_ns(
     spread = 1.0 - context * context / (float(batch) * squares)
     work = _at(lines.work, i, along) * (1.0 + SKEW * spread)
     tail = _at(lines.tail, i, along) * (1.0 + TAIL_SKEW * spread)
-    return work, tail, int(np.count_nonzero(i == len(knots) - 1))
+    return work, tail, int(np.count_nonzero(i > lines.calibrated))
 
 
 def _at(line: Line, i: IntArray, along: FloatArray) -> FloatArray:

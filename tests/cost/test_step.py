@@ -48,6 +48,22 @@ def test_decode_run_equals_single_steps_exactly(cost: StepCost) -> None:
             assert run[i] == cost.step_ns(shape)
 
 
+@pytest.mark.parametrize("count", [1, 7, 60])
+def test_ends_of_a_run_are_its_steps_added_up(cost: StepCost, count: int) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(30):
+        batch = int(rng.integers(1, 120))
+        contexts = rng.integers(1, 2000, batch)
+        total, squares = int(contexts.sum()), int((contexts**2).sum())
+        ends, now = [], 1000
+        for i in range(count):
+            grown = contexts + i
+            shape = StepShape(batch, int(grown.sum()), int((grown**2).sum()), (), batch)
+            now += cost.step_ns(shape)
+            ends.append(now)
+        assert cost.decode_ends(1000, batch, total, squares, count) == ends
+
+
 def test_parts_sum_to_the_step(cost: StepCost) -> None:
     rng = np.random.default_rng(2)
     singles, columns, chunks = [], [], []

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sim.cost.interface import CostModel, StepShape
+from functools import partial
+
+from sim.cost.interface import CostModel, DecodeEnds, StepShape, decode_ends
 from sim.engine.fast.scheduler import FastScheduler
 from sim.engine.fast.timeline import Stretch, Timeline
 
 LEAST_AHEAD = 8
 MOST_AHEAD = 4096
 """Rows foreseen at a time; in between it follows how many come true."""
-VECTOR = 24
-"""Rows from which one vectorised call of the cost model is cheaper than one call per row."""
 
 
 class Foresight:
@@ -26,6 +26,8 @@ class Foresight:
         self._scheduler = scheduler
         self._timeline = timeline
         self._cost = cost
+        own = getattr(cost, "decode_ends", None)
+        self._decode_ends: DecodeEnds = own if own is not None else partial(decode_ends, cost)
         self._shape = StepShape(0, 0, 0, (), 0)
         self._most = LEAST_AHEAD
         self._count = 0
@@ -41,7 +43,7 @@ class Foresight:
         cohort, ends, depth = scheduler.cohort, timeline.ends, timeline.depth
         row = cohort.row
         last_token_row = cohort.first_last_row()
-        if last_token_row is None or cohort.size > scheduler.budget:
+        if last_token_row is None or cohort.size > scheduler.rules.budget:
             return None
         most = full = last_token_row - row + 1
         if most > self._most:
@@ -85,21 +87,13 @@ class Foresight:
 
     def _append(self, stretch: Stretch) -> None:
         """Work out when the rows of `stretch` end."""
-        ends, end_ns, count = self._timeline.ends, stretch.start_ns, stretch.count
-        size, context, context_sq = stretch.num_decodes, stretch.context, stretch.context_sq
-        if count >= VECTOR:
-            durations = self._cost.decode_run_ns(size, context, context_sq, count)
-            ends += (end_ns + durations.cumsum()).tolist()
-            return
-        shape, step_ns = self._shape, self._cost.step_ns
-        shape.num_decodes = shape.num_sampled = size
-        for _ in range(count):
-            shape.decode_context = context
-            shape.decode_context_sq = context_sq
-            end_ns += step_ns(shape)
-            ends.append(end_ns)
-            context_sq += 2 * context + size
-            context += size
+        self._timeline.ends += self._decode_ends(
+            stretch.start_ns,
+            stretch.num_decodes,
+            stretch.context,
+            stretch.context_sq,
+            stretch.count,
+        )
 
     def _append_tail(self, stretch: Stretch) -> bool:
         """The row after the last of `stretch`, without those who get their last token in that.
