@@ -51,10 +51,12 @@ class Decodes(NamedTuple):
 
     work: Line
     tail: Line
+    calibrated: int
+    """Index of the last knot whose context and batch size were timed; -1: the batch was not."""
 
     @classmethod
-    def of(cls, knots: Array, work: Array, tail: Array) -> Decodes:
-        return cls(_line(knots, work), _line(knots, tail))
+    def of(cls, knots: Array, work: Array, tail: Array, calibrated: int) -> Decodes:
+        return cls(_line(knots, work), _line(knots, tail), calibrated)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class AttentionTables:
         low, high, part = _neighbours(batch)
         first = self._decode_ns(low, query_len)
         work = first + (self._decode_ns(high, query_len) - first) * part
-        return Decodes.of(self._contexts * batch, work, 0 * work)
+        return Decodes.of(self._contexts * batch, work, 0 * work, self._calibrated(batch))
 
     def mixed(self, batch: int, query_len: int = 1) -> Decodes:
         """What the decodes add to a call that chunks opened."""
@@ -111,11 +113,18 @@ class AttentionTables:
             low, high, part = _neighbours(batch)
             first, second = self._unsplit(low, query_len), self._unsplit(high, query_len)
             work, tail = (a + (b - a) * part for a, b in zip(first, second, strict=True))
-            return Decodes.of(self._contexts * batch, work, tail)
+            return Decodes.of(self._contexts * batch, work, tail, self._calibrated(batch))
         work = self.decodes(batch, query_len).work.value_array
         if self.backend == "fa3":
             work = np.maximum(work - self.call_ns, 0.0)
-        return Decodes.of(self._contexts * batch, work, 0 * work)
+        return Decodes.of(self._contexts * batch, work, 0 * work, self._calibrated(batch))
+
+    def _calibrated(self, batch: int) -> int:
+        low, high = self._predictor.range_of("decode", "batch", kv_dtype=self._kv_dtype)
+        if not low <= batch <= high:
+            return -1
+        longest = self._predictor.range_of("decode", "kv_len", kv_dtype=self._kv_dtype)[1]
+        return int(np.searchsorted(self._contexts, longest, side="right")) - 1
 
     def _decode_ns(self, batch: int, query_len: int) -> Array:
         """All layers' decode calls of one batch size, at the context knots."""

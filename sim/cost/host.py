@@ -24,8 +24,9 @@ class HostModel:
     sync_per_seq_us: float
     async_us: float
     async_per_seq_us: float
-    launch_us: float = 6.0
-    """One eager kernel launch; hidden while the device is busier than the host."""
+    launch_us: float = 20.0
+    """Launching one kernel from Python, without CUDA graphs (`enforce_eager`); hidden while the
+    device is busier than the host."""
     launches_per_layer: int = 16
 
 

@@ -152,6 +152,11 @@ class Predictor:
         """Measured-like calls of any operator: warm caches, the entry nearest to the key."""
         return self._operator(op, **key).us(columns)
 
+    def range_of(self, form: str, size: str, /, **key: Any) -> tuple[float, float]:
+        """Smallest and largest value of a size that was timed; unlimited where it was not kept."""
+        low, high = self._operator(form, **key).entry.ranges.get(size, (0.0, float("inf")))
+        return float(low), float(high)
+
     def sources(self) -> list[str]:
         """Which entries of which profiles were used so far, for people."""
         return sorted({describe(o.entry) for o in self._chosen.values()})

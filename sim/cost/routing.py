@@ -23,7 +23,8 @@ def popularity(experts: int, topk: int, spread: float = SPREAD) -> Array:
     normal = NormalDist()
     rank = np.array([normal.inv_cdf((i + 0.5) / experts) for i in range(experts)])
     weight = np.exp(spread * rank)
-    return np.minimum(1.0, topk * weight / weight.sum())
+    chosen: Array = np.minimum(1.0, topk * weight / weight.sum())
+    return chosen
 
 
 def touched_experts(tokens: Array, experts: int, topk: int, spread: float = SPREAD) -> Array:

@@ -31,6 +31,7 @@ class Tables:
         self.weight_dtype = engine.quantization or rank.model.quantization or self.dtype
         self.linear, self.moe, self.comm = self._token_tables()
         self.head = self._head_table()
+        self.calibrated_tokens = self._calibrated_tokens()
         self.attention = AttentionTables(rank, engine, predictor)
 
     # By number of tokens.
@@ -112,6 +113,16 @@ class Tables:
         if rank.pp > 1:
             total += self.predictor.collective_us("send_recv", size / rank.tp, 2)
         return total
+
+    def _calibrated_tokens(self) -> int:
+        """Tokens per step up to which all operators were timed."""
+        dtypes = {self._dtype_of(x) for x in self.rank.linears}
+        most = min(self.predictor.range_of("gemm", "m", dtype=d)[1] for d in dtypes)
+        if self.rank.model.moe is not None:
+            key = {"dtype": self.weight_dtype, "distribution": "balanced"}
+            timed = self.predictor.range_of("moe", "tokens", **key)[1]
+            most = min(most, timed / (self.rank.dp if self.rank.expert_parallel else 1))
+        return int(min(most, 2**31))
 
     # By number of sampled sequences.
 
