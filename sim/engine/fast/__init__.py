@@ -2,8 +2,8 @@
 
 Decoding requests are a cohort, described by sums (`cohort`); runs of decode-only steps are one
 event (`foresight`, `timeline`); the scheduler (`scheduler`, `walk`) touches single requests only
-when they are admitted, prefilled, preempted or done; the prefix cache (`lines`, `extents`) handles
-runs of blocks. `engine` puts them on a clock, `support` says what they cover.
+when they are admitted (`prefill`), preempted or done; the prefix cache (`prefix`, `lines`,
+`extents`) handles runs of blocks. `engine` puts them on a clock, `support` says what they cover.
 """
 
 from sim.engine.fast.engine import FastEngine

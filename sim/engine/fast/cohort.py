@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sim.engine.fast.sequence import DECODE, DRAINING, FastSequence
 
 if TYPE_CHECKING:
-    from sim.engine.fast.extents import Blocks
+    from sim.engine.fast.blocks import Blocks
 
 
 class Cohort:

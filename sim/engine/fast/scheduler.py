@@ -2,22 +2,23 @@
 
 `plan` decides one row. In the common case (every decode gets its token and its block, and the
 prefill chunks in progress what is left) nothing is done per decoding request. Otherwise the
-running list is walked as vLLM does, in `walk.py`.
+running list is walked as vLLM does, in `walk.py`. Prefills are in `prefill.py`.
 """
 
 from __future__ import annotations
 
 from sim.engine.config import EngineConfig
+from sim.engine.fast.blocks import Blocks
 from sim.engine.fast.cohort import Cohort
-from sim.engine.fast.extents import Blocks, Hit, PrefixBlocks
+from sim.engine.fast.prefill import admit, compute, next_chunks
+from sim.engine.fast.prefix import PrefixBlocks
+from sim.engine.fast.rules import NO_LIMIT, Rules
 from sim.engine.fast.sequence import DECODE, DRAINING, GONE, PREFILL, WAITING, FastSequence, Stage
 from sim.engine.fast.timeline import Row, Stretch
 from sim.engine.fast.view import FastView
 from sim.engine.fast.waiting import ArrivalQueue, KeyedQueue, Waiting
 from sim.engine.fast.walk import Walk
 from sim.protocols import SchedulingPolicy
-
-NO_LIMIT = 1 << 60
 
 
 class FastScheduler:
@@ -30,21 +31,8 @@ class FastScheduler:
 
     def __init__(self, config: EngineConfig, policy: SchedulingPolicy | None = None) -> None:
         """`policy` (default: vLLM's) is one that `why_plain` lets pass."""
-        self.budget = min(config.token_budget, config.max_num_batched_tokens)
+        self.rules = Rules.of(config, policy)
         self.block_size = config.block_size
-        self._max_running = config.max_num_admitted_seqs
-        self._chunked = config.enable_chunked_prefill
-        self._reserve_full = config.scheduler_reserve_full_isl
-        self._threshold = config.long_prefill_token_threshold
-        self._adaptive = config.long_prefill_token_threshold_adaptive
-        self._max_batched = config.max_num_batched_tokens
-        # Blocks an admission leaves free, always and while something runs.
-        self._spare_blocks = 0
-        self._watermark_blocks = int(config.watermark * config.num_blocks)
-        if policy is not None and policy.watermark is not None:
-            self._spare_blocks = int(policy.watermark * config.num_blocks)
-            self._watermark_blocks = 0
-
         usable = config.num_usable_blocks
         self.blocks: Blocks = Blocks(usable, config.block_size)
         self.cache: PrefixBlocks | None = None
@@ -86,14 +74,14 @@ class FastScheduler:
         self._seen = self._seen_before = -1
         self.at_admission = NO_LIMIT
         """While `row` is being planned: sequences admitted before this one had their turn."""
-        self._admissions = 0
+        self.num_admissions = 0
 
     # -- requests come and go
 
     def add(self, seq: FastSequence) -> bool:
         """Queue a new sequence. Whether that changes nothing for the rows foreseen."""
         crowded = self.num_waiting > 0 and (
-            self.head_is_stuck or len(self.running) >= self._max_running
+            self.head_is_stuck or len(self.running) >= self.rules.max_running
         )
         self.num_waiting += 1
         behind = self.waiting.add(seq)
@@ -246,7 +234,11 @@ class FastScheduler:
         a shortage of blocks, an arrival or an abort."""
         if self.prefilling or self.overrunning or self.starved:
             return False
-        return not self.num_waiting or self.head_is_stuck or len(self.running) >= self._max_running
+        return (
+            not self.num_waiting
+            or self.head_is_stuck
+            or len(self.running) >= self.rules.max_running
+        )
 
     def plan(self) -> Stretch | None:
         """Plan the next row; None when there is nothing to run. Then `num_preempted` may have
@@ -257,14 +249,16 @@ class FastScheduler:
         cohort, blocks = self.cohort, self.blocks
         plan = Row()
         plan.num_decodes = decodes = cohort.size
-        limit = self._prefill_limit() if self._threshold else NO_LIMIT
+        limit = NO_LIMIT
+        if self.rules.threshold:
+            limit = self.rules.most_per_sequence(len(self.running) + self.num_waiting)
         need = cohort.demand(row)
-        budget = self.budget - decodes
+        budget = self.rules.budget - decodes
         chunks: list[tuple[FastSequence, int]] | None = []
         if budget < 0 or need > blocks.free:
             chunks = None
         elif self.prefilling:
-            chunks = self._chunks(budget, limit, blocks.free - need)
+            chunks = next_chunks(self, budget, limit, blocks.free - need)
         preempted = False
         if chunks is not None:
             plan.context, plan.context_sq = cohort.context, cohort.context_sq
@@ -273,10 +267,10 @@ class FastScheduler:
             if need:
                 blocks.take(need)
             for seq, count in chunks:
-                self.compute(seq, count, plan)
+                compute(self, seq, count, plan)
                 budget -= count
             if self.starved:
-                self._end_starvation(row, plan)
+                self._end_starvation(plan)
         else:
             walk = Walk(self, row, limit)
             walk.run()
@@ -284,7 +278,7 @@ class FastScheduler:
             budget = walk.budget
             preempted = walk.num_preempted > 0
         if self.num_waiting and budget > 0 and not preempted:
-            self._admit(budget, limit, plan)
+            admit(self, budget, limit, plan)
         self.at_admission = NO_LIMIT
         if not plan.num_decodes and not plan.prefills:
             self.row = row - 1
@@ -314,128 +308,11 @@ class FastScheduler:
             plan.num_gaps,
         )
 
-    def _prefill_limit(self) -> int:
-        """Most tokens for one sequence in a row; one that is alone has nobody to starve."""
-        present = len(self.running) + self.num_waiting
-        if present <= 1:
-            return NO_LIMIT
-        if self._adaptive:
-            return max(self._threshold, self._max_batched // present)
-        return self._threshold
-
-    def _chunks(self, budget: int, limit: int, free: int) -> list[tuple[FastSequence, int]] | None:
-        """The next chunk of every prefill in progress; None if order matters, because tokens or
-        blocks do not suffice for all and someone comes after the one who takes the last."""
-        chunks = []
-        last = None
-        for seq in self.prefilling:
-            count = min(seq.known - seq.computed, limit)
-            if count > budget:
-                last = last or next(reversed(self.running))
-                if seq is not last:
-                    return None
-                count = budget
-            if count:
-                free -= -(-(seq.computed + count) // self.block_size) - seq.held
-                if free < 0:
-                    return None
-                budget -= count
-                chunks.append((seq, count))
-        return chunks
-
-    def compute(self, seq: FastSequence, count: int, plan: Row) -> None:
-        """Schedule a prefill chunk, for which there are tokens and blocks."""
-        seq.computed += count
-        held = -(-seq.computed // self.block_size)
-        if held > seq.held:
-            self.blocks.take(held - seq.held)
-            seq.held = held
-        if self.cache is not None:
-            self.at_admission = seq.admission
-            self.cache.register(seq, seq.computed)
-        if count == 1 or seq.computed == seq.known:
-            self.enter_chunk(seq, count, plan)
-        else:
-            plan.prefills.append((count, seq.computed - count))
-
-    @staticmethod
-    def enter_chunk(seq: FastSequence, count: int, plan: Row) -> None:
-        """Describe a chunk of `count` tokens, already counted as computed."""
-        before = seq.computed - count
-        if count == 1 and before >= seq.prompt_tokens:  # to the model no different from a decode
-            plan.num_decodes += 1
-            plan.context += seq.computed
-            plan.context_sq += seq.computed * seq.computed
-        else:
-            plan.prefills.append((count, before))
-        if seq.computed == seq.known:
-            plan.completing.append(seq)
-
-    def _end_starvation(self, row: int, plan: Row) -> None:
+    def _end_starvation(self, plan: Row) -> None:
         for seq in self.starved:
-            if seq.spans:
-                plan.late.append((seq, seq.spans[-1][1]))
-                plan.num_gaps -= 1
+            plan.late.append((seq, seq.spans[-1][1]))
+            plan.num_gaps -= 1
         self.starved.clear()
-
-    def _admit(self, budget: int, limit: int, plan: Row) -> None:
-        """Admit waiting sequences in order until one does not fit."""
-        blocks, cache, size = self.blocks, self.cache, self.block_size
-        self.head_is_stuck = False
-        self.at_admission = NO_LIMIT
-        while budget > 0 and self.num_waiting and len(self.running) < self._max_running:
-            seq = self.waiting.peek()
-            hit: Hit = []
-            num_hit = 0
-            available = blocks.free - self._spare_blocks
-            if self.running:
-                available -= self._watermark_blocks
-            if cache is not None:
-                hit = cache.find_hit(seq, seq.known)
-                for extent, length in hit:
-                    num_hit += length
-                    if not extent.refs:
-                        available -= length
-            cached = num_hit * size
-            missing = count = seq.known - cached
-            if count > limit:
-                count = limit
-            if count > budget:
-                if not self._chunked:
-                    return
-                count = budget
-            if self._reserve_full and -(-seq.known // size) - num_hit > available:
-                self._note_stuck(seq)
-                return
-            held = -(-(cached + count) // size)
-            if held - num_hit > available:
-                if count == missing and not self._threshold:  # a smaller chunk might fit later
-                    self._note_stuck(seq)
-                return
-            self.waiting.pop()
-            self.num_waiting -= 1
-            self._admissions += 1
-            seq.admission = self._admissions
-            seq.stage = PREFILL
-            self.running[seq] = None
-            self.prefilling.append(seq)
-            record = seq.record
-            if record.preemptions:
-                record.recomputed_tokens += max(0, seq.was_computed - cached)
-            else:
-                record.cached_tokens = cached
-                plan.admitted.append(seq)
-            plan.cached_tokens += cached
-            if cache is not None:
-                cache.acquire(seq, hit)
-            seq.computed = cached
-            seq.held = num_hit
-            self.compute(seq, count, plan)
-            self.at_admission = NO_LIMIT
-            budget -= count
-
-    def _note_stuck(self, seq: FastSequence) -> None:
-        self.head_is_stuck = self.cache is None or not self.cache.watches(seq)
 
     def _complete(self, plan: Row, row: int) -> None:
         """The row is settled: count it, and let those that finished their prompt decode next."""

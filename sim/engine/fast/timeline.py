@@ -123,16 +123,6 @@ class Timeline:
         self.last_end_ns = 0
         """End of the last row in the log."""
 
-    @property
-    def row(self) -> int:
-        """The row to be planned next."""
-        return self.first + self.planned
-
-    @property
-    def end_ns(self) -> int:
-        """End of the last row there is: the device is busy until then."""
-        return self.ends[-1] if self.ends else self.last_end_ns
-
     def add(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:
         """A row has been planned."""
         self.stretches.append(stretch)
@@ -146,24 +136,19 @@ class Timeline:
         self.used.append(used_blocks)
 
     def keep(self, count: int) -> int:
-        """Take back foreseen rows after the first `count`; how many."""
-        surplus = len(self.ends) - count
-        if surplus <= 0:
-            return 0
-        self._drop(surplus)
-        return surplus
-
-    def _drop(self, count: int) -> None:
-        del self.ends[-count:]
-        del self.used[-count:]
+        """Take back the foreseen rows after the first `count`; how many."""
+        surplus = dropped = len(self.ends) - count
+        del self.ends[count:]
+        del self.used[count:]
         stretches = self.stretches
-        while count:
+        while surplus > 0:
             last = stretches[-1]
-            if last.count > count:
-                last.count -= count
-                return
-            count -= last.count
+            if last.count > surplus:
+                last.count -= surplus
+                break
+            surplus -= last.count
             stretches.pop()
+        return dropped
 
     def queue_one_more(self, now: int) -> None:
         """One more request waits; foreseen rows planned at `now` or later show it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.engine.fast.prefill import describe_chunk
 from sim.engine.fast.sequence import DECODE, DRAINING, WAITING, FastSequence
 from sim.engine.fast.timeline import Row
 
@@ -21,7 +22,7 @@ class Walk:
 
     def __init__(self, scheduler: FastScheduler, row: int, limit: int) -> None:
         """`limit`: most tokens for one sequence."""
-        self.budget = scheduler.budget
+        self.budget = scheduler.rules.budget
         self.num_preempted = 0
         self._scheduler = scheduler
         self._row = row
@@ -94,7 +95,7 @@ class Walk:
                 if seq in scheduler.starved:
                     plan.late.append((seq, seq.spans[-1][1]))
             else:
-                scheduler.enter_chunk(seq, count, plan)
+                describe_chunk(seq, count, plan)
         hungry = [
             seq for seq in scheduler.running if seq.stage is DECODE and seq not in self._given
         ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from sim.engine.fast.blocks import Blocks
 from sim.engine.fast.cohort import Cohort
-from sim.engine.fast.extents import Blocks
 from sim.engine.fast.sequence import DECODE, GONE, FastSequence
 from sim.engine.interface import RequestRecord, Status
 from sim.request import Request

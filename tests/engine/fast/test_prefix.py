@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.engine.fast.extents import PrefixBlocks
+from sim.engine.fast.prefix import PrefixBlocks
 from sim.engine.fast.sequence import DECODE, FastSequence
 from sim.engine.interface import RequestRecord, Status
 from sim.request import Request, Segment, prompt_key
