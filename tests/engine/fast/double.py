@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.cost.interface import FloatArray, IntArray, StepShape, StepShapes
+from sim.cost.interface import FloatArray, IntArray, StepShape, StepShapes, decode_ends
 
 
 @dataclass
@@ -38,6 +38,28 @@ class LinearCost:
         context_sq = decode_context_sq + i * (2 * decode_context + i * num_decodes)
         scaled = self.per_context * context + self.per_context_sq * context_sq
         return self.base + self.per_token * num_decodes + (scaled >> 10)
+
+    def decode_ends(
+        self,
+        start_ns: int,
+        num_decodes: int,
+        decode_context: int,
+        decode_context_sq: int,
+        n: int,
+    ) -> list[int]:
+        """As `sim.cost.interface.decode_ends`, without arrays for few steps."""
+        if n > 32:
+            return decode_ends(self, start_ns, num_decodes, decode_context, decode_context_sq, n)
+        fixed = self.base + self.per_token * num_decodes
+        per_context, per_context_sq = self.per_context, self.per_context_sq
+        ends = []
+        for _ in range(n):
+            scaled = per_context * decode_context + per_context_sq * decode_context_sq
+            start_ns += fixed + (scaled >> 10)
+            ends.append(start_ns)
+            decode_context_sq += 2 * decode_context + num_decodes
+            decode_context += num_decodes
+        return ends
 
     def parts_s(self, shapes: StepShapes) -> dict[str, FloatArray]:
         raise NotImplementedError
