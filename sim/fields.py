@@ -19,7 +19,10 @@ def options_of(cls: type) -> dict[str, Any]:
     """Name -> declared type of the fields a user may set: the dataclass fields of `__init__`."""
     if not dataclasses.is_dataclass(cls):
         return {}
-    hints = get_type_hints(cls)
+    try:
+        hints = get_type_hints(cls)
+    except NameError as error:
+        raise UserError(f"{cls.__name__}: the type of a field is unknown ({error})") from None
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
 
 

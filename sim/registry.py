@@ -12,6 +12,7 @@ from typing import Any
 
 from sim.errors import UserError, normalise, unknown
 from sim.fields import build
+from sim.policy_check import check_class, check_object
 from sim.protocols import AdmissionPolicy, EvictionPolicy, RoutingPolicy, SchedulingPolicy
 
 POLICIES: dict[str, dict[str, str]] = {
@@ -64,7 +65,14 @@ def policy_class(kind: str, name: str) -> type[Any]:
 
 def make_policy(kind: str, name: str, options: Mapping[str, Any]) -> Any:
     """A new policy object with its options, which are the dataclass fields of its class."""
-    return build(policy_class(kind, name), options, f"{kind} policy {name!r}", kind="option")
+    cls, where = policy_class(kind, name), f"{kind} policy {name!r}"
+    own = ":" in name  # the shipped ones are checked by their tests
+    if own:
+        check_class(cls, _BASES[kind], options, where)
+    policy = build(cls, options, where, kind="option")
+    if own:
+        check_object(policy, where)
+    return policy
 
 
 def _load(target: str) -> Any:

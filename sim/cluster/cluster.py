@@ -6,17 +6,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import simpy
 
 from sim.cluster.clock import Clock, Rank
 from sim.cluster.records import Records, unserved
-from sim.cluster.replica import Replica
+from sim.cluster.replica import NEVER, Replica
 from sim.cost.interface import CostModel
 from sim.engine.config import EngineConfig
 from sim.engine.interface import Engine, RequestRecord, Status
 from sim.errors import UserError
-from sim.protocols import Accept, AdmissionPolicy, Reject, RoutingPolicy, overrides
+from sim.protocols import Accept, AdmissionPolicy, Defer, Reject, RoutingPolicy, overrides
 from sim.request import Request
+
+MOST_ASKED = 1_000_000
+"""Times in a row that deferred requests may ask again: more is a policy in a loop."""
 
 
 class Cluster:
@@ -39,11 +43,10 @@ class Cluster:
     ) -> None:
         self.clock = clock
         self.records = Records()
-        self.num_requests = [0] * len(engines)
-        """Per replica: requests sent there that have not left (`ClusterView.num_requests`)."""
-        self.replicas = [
-            Replica(i, engine, config, clock, self.num_requests) for i, engine in enumerate(engines)
-        ]
+        self._held_by = [0] * len(engines)  # per replica: requests sent there that have not left
+        self.replicas = tuple(
+            Replica(i, engine, config, clock, self._held_by) for i, engine in enumerate(engines)
+        )
         for i, engine in enumerate(engines):
             engine.on_finish = partial(self._leave, i)
         self.num_entered = 0
@@ -52,6 +55,7 @@ class Cluster:
         self._decide = admission.decide
         self._choose = routing.choose
         self._told = [p.on_leave for p in (admission, routing) if overrides(p, "on_leave")]
+        self._admission_name = type(admission).__name__
         self._routing_name = type(routing).__name__
         self._timeout_ns = timeout_ns
         self._where: dict[int, int] = {}  # uid -> replica, from routing to leaving
@@ -59,10 +63,15 @@ class Cluster:
         self._held: dict[int, Request] = {}  # deferred at the door
         self._held_until_leave: deque[Request] = deque()
         self._abort_reasons: dict[int, str] = {}
+        self._asked = 0  # times that deferred requests asked again since anybody was let in or left
 
     @property
     def now_ns(self) -> int:
         return self.clock.now_ns
+
+    @property
+    def num_requests(self) -> tuple[int, ...]:
+        return tuple(self._held_by)
 
     def __contains__(self, uid: int) -> bool:
         """Is the request inside, or held at the door?"""
@@ -103,23 +112,38 @@ class Cluster:
         decision = self._decide(request, self)
         if isinstance(decision, Accept):
             self._route(request)
-        elif isinstance(decision, Reject):
+        elif isinstance(decision, Reject) and decision.reason and isinstance(decision.reason, str):
             self.records.add(unserved(request, Status.REJECTED, decision.reason, self.now_ns), -1)
-        else:
+        elif isinstance(decision, Defer):
             self._held[request.uid] = request
-            if decision.until_ns is None:
-                self._held_until_leave.append(request)
-            elif decision.until_ns > self.now_ns:
-                self.clock.alarm(decision.until_ns, Rank.ARRIVE, partial(self._ask_again, request))
-            else:
-                raise UserError(
-                    f"admission policy deferred request {request.id} until {decision.until_ns} ns, "
-                    f"which is not later than now ({self.now_ns} ns)"
-                )
+            self._hold(request, decision.until_ns)
+        else:
+            raise UserError(
+                f"admission policy {self._admission_name} decided {decision!r} for request "
+                f'{request.id}; it must be Accept(), Reject("a reason") or Defer()'
+            )
+
+    def _hold(self, request: Request, until_ns: int | None) -> None:
+        if until_ns is None:
+            self._held_until_leave.append(request)
+        elif isinstance(until_ns, int | np.integer) and self.now_ns < until_ns < NEVER:
+            self.clock.alarm(int(until_ns), Rank.ARRIVE, partial(self._ask_again, request))
+        else:
+            raise UserError(
+                f"admission policy {self._admission_name} deferred request {request.id} until "
+                f"{until_ns!r} ns, no whole number or not later than now ({self.now_ns} ns)"
+            )
 
     def _ask_again(self, request: Request, _: simpy.Event) -> None:
-        if self._held.pop(request.uid, None) is not None:  # else its client gave up meanwhile
-            self._ask(request)
+        if self._held.pop(request.uid, None) is None:
+            return  # its client gave up meanwhile
+        self._asked += 1
+        if self._asked > MOST_ASKED:
+            raise UserError(
+                f"admission policy {self._admission_name} deferred requests {MOST_ASKED:,} times "
+                f"in a row, until {self.now_ns} ns; defer for longer, or Defer() until one leaves"
+            )
+        self._ask(request)
 
     def _ask_the_waiting(self, event: simpy.Event) -> None:
         """Someone left: those who wait for that are asked again, in order of arrival."""
@@ -131,12 +155,13 @@ class Cluster:
 
     def _route(self, request: Request) -> None:
         index = self._choose(request, self)
-        if not 0 <= index < len(self.replicas):
+        if not isinstance(index, int | np.integer) or not 0 <= index < len(self.replicas):
             raise UserError(
                 f"routing policy {self._routing_name} chose replica {index!r} for request "
                 f"{request.id}; there are {len(self.replicas)}, numbered from 0"
             )
-        self.num_requests[index] += 1
+        self._asked = 0
+        self._held_by[index] += 1
         self._where[request.uid] = index
         delay = self._cost.arrival_ns(request.prompt_tokens)
         if delay:
@@ -157,7 +182,8 @@ class Cluster:
     def _leave(self, index: int, record: RequestRecord) -> None:
         uid = record.request.uid
         del self._where[uid]
-        self.num_requests[index] -= 1
+        self._asked = 0
+        self._held_by[index] -= 1
         if self._abort_reasons:
             reason = self._abort_reasons.pop(uid, None)
             if reason is not None and record.status is Status.ABORTED:

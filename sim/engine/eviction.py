@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.engine.block_pool import NULL_BLOCK, BlockPool
+from sim.engine.queues import checked_key, not_an_order
 from sim.protocols import EvictionPolicy
 
 
@@ -71,8 +72,12 @@ class RankedFreeBlocks:
         self._unnamed.extendleft(reversed(unnamed))
         for block in named:
             note = self.notes[block]
-            note.freed_seq = self._freed[block] = self.tick()
-            heapq.heappush(self._heap, (self._policy.order(note), note.freed_seq, block))
+            note.freed_seq = freed = self._freed[block] = self.tick()
+            order = checked_key(self._policy.order(note), "order()")
+            try:
+                heapq.heappush(self._heap, (order, freed, block))
+            except TypeError as error:
+                raise not_an_order(str(error), "order()") from None
 
 
 class RankedPool(BlockPool):

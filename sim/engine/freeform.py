@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from sim.engine.plan import Budget, StepPlan
@@ -27,10 +29,12 @@ def follow(wish: Plan, scheduler: Scheduler, plan: StepPlan, budget: Budget) -> 
             raise UserError(f"policy {name} plans {request!r}, which neither waits nor runs")
         return seq
 
+    _check_form(wish, name)
     for request in wish.preempt:
         seq = known(request)
         if seq.stage is not Stage.RUNNING:
             raise UserError(f"policy {name} preempts {seq.id}, which does not run")
+        scheduler.rules.check_patience(seq)
         scheduler.running.remove(seq)
         scheduler.preempt(seq, plan)
 
@@ -49,6 +53,20 @@ def follow(wish: Plan, scheduler: Scheduler, plan: StepPlan, budget: Budget) -> 
     for seq, num_tokens in admitted:
         if not _admit(scheduler, seq, num_tokens, plan, budget):
             return
+
+
+def _check_form(wish: object, name: str) -> None:
+    """UserError for what is no Plan, or has no requests and counts where they belong."""
+    if not isinstance(wish, Plan):
+        raise UserError(f"policy {name}: plan() gave {wish!r}, neither a Plan nor None")
+    for what in (wish.preempt, wish.schedule):
+        if not isinstance(what, Iterable):
+            raise UserError(f"policy {name}: a Plan has lists of requests, not {what!r}")
+    for entry in wish.schedule:
+        if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[1], Integral):
+            raise UserError(
+                f"policy {name} schedules {entry!r}, which is not (request, num_new_tokens)"
+            )
 
 
 def _continue(

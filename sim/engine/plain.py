@@ -206,7 +206,7 @@ class PlainEngine:
         if self._barren % BARREN_STEPS == 0:
             present = [*self.scheduler.waiting, *self.scheduler.running]
             if self._barren > 100 * sum(seq.num_tokens for seq in present) + BARREN_STEPS:
-                raise RuntimeError(f"internal error: livelock ({self._state()})")
+                raise self._stuck("generates nothing for too many steps")
 
     def _count_idle(self, plan: StepPlan) -> None:
         if plan.preempted or any(step.outcome for step in self._in_flight):
@@ -215,12 +215,13 @@ class PlainEngine:
             return
         self._idle += 1
         if self._idle > self._depth + 2:
-            if self.scheduler.rules.plans_freely:
-                raise UserError(
-                    f"policy {self.scheduler.rules.name} plans nothing though requests wait "
-                    f"({self._state()})"
-                )
-            raise RuntimeError(f"internal error: nothing can be scheduled ({self._state()})")
+            raise self._stuck("plans nothing though requests wait")
+
+    def _stuck(self, what: str) -> Exception:
+        rules = self.scheduler.rules
+        if rules.decides:
+            return UserError(f"policy {rules.name} {what} ({self._state()})")
+        return RuntimeError(f"internal error: the scheduler {what} ({self._state()})")
 
     def _state(self) -> str:
         scheduler = self.scheduler

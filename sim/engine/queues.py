@@ -5,9 +5,29 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 from sim.engine.sequence import Sequence
+from sim.errors import UserError
+
+
+def checked_key(key: Any, hook: str = "key()") -> Any:
+    """A policy's sort key, unless it is a NaN or an array: UserError then."""
+    try:
+        if key != key:
+            raise not_an_order("it is not equal to itself", hook)
+    except (TypeError, ValueError) as error:
+        raise not_an_order(str(error), hook) from None
+    return key
+
+
+def not_an_order(why: str, hook: str = "key()") -> UserError:
+    """A policy's keys cannot be sorted."""
+    return UserError(
+        f"{hook} of the policy returned what cannot be compared ({why}); return numbers, or tuples "
+        "of numbers and texts"
+    )
 
 
 class WaitingQueue(Protocol):
@@ -81,8 +101,11 @@ class KeyQueue:
         return (entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:-1]))
 
     def add(self, seq: Sequence) -> None:
-        seq.order_key = self._key(seq)
-        heapq.heappush(self._heap, (seq.order_key, seq.arrival, seq.id, seq))
+        seq.order_key = key = checked_key(self._key(seq))
+        try:
+            heapq.heappush(self._heap, (key, seq.arrival, seq.id, seq))
+        except TypeError as error:
+            raise not_an_order(str(error)) from None
 
     put_back = add
 
@@ -110,7 +133,7 @@ class RekeyedQueue:
         self._first: Sequence | None = None  # what `peek` answered, for a `pop` right after
 
     def _rank(self, seq: Sequence) -> tuple[Any, Any, str]:
-        return self._key(seq), seq.arrival, seq.id
+        return checked_key(self._key(seq)), seq.arrival, seq.id
 
     def __len__(self) -> int:
         return len(self._members)
@@ -129,7 +152,11 @@ class RekeyedQueue:
             self.add(seq)
 
     def peek(self) -> Sequence:
-        self._first = min(self._members, key=self._rank)
+        ranked = [(self._rank(seq), seq) for seq in self._members]
+        try:
+            self._first = min(ranked, key=itemgetter(0))[1]
+        except TypeError as error:
+            raise not_an_order(str(error)) from None
         return self._first
 
     def pop(self) -> Sequence:

@@ -6,13 +6,17 @@ Without a policy, and for everything a policy leaves alone, the answers are vLLM
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 
 from sim.engine.config import EngineConfig
 from sim.engine.intake import reserved_tokens
 from sim.engine.queues import FcfsQueue, KeyQueue, RekeyedQueue, WaitingQueue
 from sim.engine.sequence import Sequence
 from sim.errors import UserError
-from sim.protocols import Plan, SchedulerView, SchedulingPolicy, overrides
+from sim.protocols import Limits, Plan, SchedulerView, SchedulingPolicy, overrides
+
+MOST_PREEMPTED = 10_000
+"""Times a policy may preempt one request by its own choice: more is a policy in a loop."""
 
 
 class Rules:
@@ -36,6 +40,10 @@ class Rules:
         self.reserves = policy.reserve != "on-demand"
         self.hears_admissions = overrides(policy, "on_admit")
         self.hears_tokens = overrides(policy, "on_tokens")
+        self.decides = any(
+            overrides(policy, hook) for hook in ("plan", "displace", "victim", "limits")
+        )
+        """Whether it is the policy's doing when the engine gets nowhere."""
         self._picks_victims = overrides(policy, "victim")
         self._limits = overrides(policy, "limits")
         self._watermark_blocks = int(config.watermark * config.num_blocks)
@@ -60,6 +68,10 @@ class Rules:
         found = self._policy.limits(self._view) if self._limits else None
         if found is None:
             return config.token_budget, config.max_num_admitted_seqs
+        if not isinstance(found, Limits) or not all(isinstance(n, Integral) for n in found):
+            raise UserError(
+                f"policy {self.name}: limits() gave {found!r}, not Limits of two counts"
+            )
         return (
             min(found.max_num_batched_tokens, config.max_num_batched_tokens),
             min(found.max_num_seqs, config.max_num_seqs),
@@ -81,13 +93,21 @@ class Rules:
     def displaced(self, running: list[Sequence]) -> Iterable[Sequence]:
         """Whom to preempt before this step for the sake of waiting ones."""
         chosen = self._policy.displace(self._view)
-        return [self._running(seq, running) for seq in dict.fromkeys(chosen)]
+        if not isinstance(chosen, Iterable):
+            raise UserError(f"policy {self.name}: displace() gave {chosen!r}, not requests")
+        return list(dict.fromkeys(self._running(seq, running) for seq in chosen))
 
     def _running(self, chosen: object, running: list[Sequence]) -> Sequence:
         for seq in running:
             if seq is chosen:
+                self.check_patience(seq)
                 return seq
         raise UserError(f"policy {self.name} preempts {chosen!r}, which is not running")
+
+    def check_patience(self, seq: Sequence) -> None:
+        """UserError when the policy is about to preempt `seq` for ever."""
+        if seq.num_preemptions >= MOST_PREEMPTED:
+            raise UserError(f"policy {self.name} has preempted {seq.id} {MOST_PREEMPTED:,} times")
 
     def spare_blocks(self, anything_runs: bool) -> int:
         """Blocks an admission must leave free."""

@@ -94,7 +94,7 @@ def test_routing_counts_requests_that_are_still_on_their_way() -> None:
     cluster = cluster_of([ToyEngine(), ToyEngine()], delay_ns=1000)
     send(cluster, 0, 0, 0)
     cluster.clock.run(500)
-    assert cluster.num_requests == [2, 1]
+    assert cluster.num_requests == (2, 1)
     assert [replica.num_requests for replica in cluster.replicas] == [2, 1]
     assert {record.request.uid for record, _ in cluster.inside()} == {0, 1, 2}
 
@@ -119,7 +119,7 @@ def test_abort_on_the_way_never_reaches_the_engine() -> None:
     assert engine.calls == []
     assert columns(cluster)["status"] == ["aborted"]
     assert columns(cluster)["reason"] == ["client"]
-    assert cluster.num_requests == [0]
+    assert cluster.num_requests == (0,)
 
 
 def test_abort_of_a_request_that_left_does_nothing() -> None:

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from sim.engine.fast.sequence import GONE, FastSequence
+from sim.engine.queues import checked_key, not_an_order
 
 
 class Waiting(Protocol):
@@ -64,9 +65,12 @@ class KeyedQueue:
         self._heap: list[tuple[Any, int, int, FastSequence]] = []
 
     def add(self, seq: FastSequence) -> bool:
-        seq.order_key = self._key(seq)
+        seq.order_key = key = checked_key(self._key(seq))
         request = seq.request
-        heappush(self._heap, (seq.order_key, request.arrival_ns, request.uid, seq))
+        try:
+            heappush(self._heap, (key, request.arrival_ns, request.uid, seq))
+        except TypeError as error:
+            raise not_an_order(str(error)) from None
         return self._heap[0][-1] is not seq
 
     def put_back(self, seq: FastSequence) -> None:
