@@ -16,5 +16,5 @@ class RoundRobin(RoutingPolicy):
 
     def choose(self, request: Request, view: ClusterView) -> int:
         index = self._next
-        self._next = (index + 1) % len(view.num_requests)
+        self._next = (index + 1) % len(view.replicas)
         return index
