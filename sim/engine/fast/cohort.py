@@ -110,22 +110,6 @@ class Cohort:
                 popped.append(seq)
         return popped
 
-    def with_last_token_in(self, row: int) -> list[FastSequence]:
-        """Those whose last token is in `row`, the first row of all; in no order, nobody taken."""
-        heap = self.last_rows
-        size = len(heap)
-        if size > 2 and heap[1][0] > row and heap[2][0] > row:
-            return [heap[0][2]]
-        places = [0]
-        found = []
-        for place in places:  # down the heap as long as entries are of this row
-            if place < size and heap[place][0] == row:
-                _, admission, seq = heap[place]
-                if row == seq.last_row and admission == seq.admission and seq.stage in _EXPECTED:
-                    found.append(seq)
-                places += (2 * place + 1, 2 * place + 2)
-        return found
-
     def check_integrity(self, members: Iterable[FastSequence]) -> None:
         """Raise AssertionError unless the sums are those of `members`."""
         contexts = [seq.offset + self.row for seq in members]

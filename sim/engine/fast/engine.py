@@ -94,7 +94,7 @@ class FastEngine:
         if not self._timeline.ends:
             self._wake_ns = now
         elif as_foreseen:
-            self._timeline.queue_one_more(now)
+            self._foresight.queue_one_more(now)
         else:
             self._cut(now)
 
@@ -126,7 +126,7 @@ class FastEngine:
         if ends:
             ended = bisect_left(ends, now)
             planned = ended + timeline.depth
-            if planned < len(ends):
+            if planned <= len(ends):
                 foresight.cut(planned)
             foresight.take_up(planned)
             timeline.commit(ended + 1)
@@ -146,9 +146,10 @@ class FastEngine:
 
     def kv_used_blocks(self, now: int) -> int:
         timeline, blocks = self._timeline, self._scheduler.blocks
-        planned = min(len(timeline.ends), bisect_left(timeline.ends, now) + timeline.depth)
-        if planned > timeline.planned:
+        planned = bisect_left(timeline.ends, now) + timeline.depth
+        if timeline.planned < planned <= len(timeline.ends):
             return timeline.used[planned - 1]
+        self._foresight.take_up(planned)
         return blocks.num_blocks - blocks.free
 
     @property
@@ -206,7 +207,7 @@ class FastEngine:
         if ends:
             ended = bisect_left(ends, now)
             self._wake_ns = ends[ended]
-            if ended + timeline.depth < len(ends):
+            if ended + timeline.depth <= len(ends):
                 self._foresight.cut(ended + timeline.depth)
 
     def _catch_up(self) -> int:

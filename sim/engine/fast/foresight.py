@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sim.cost.interface import CostModel, DecodeEnds, StepShape, decode_ends
+from sim.cost.interface import CostModel, DecodeEnds, decode_ends
 from sim.engine.fast.scheduler import FastScheduler
 from sim.engine.fast.timeline import Stretch, Timeline
 
@@ -17,22 +17,22 @@ class Foresight:
     """Appends foreseen rows to the timeline, and has the scheduler take them up when their time
     has come. Nobody but the timeline knows of them before.
 
-    Foreseen are rows with the whole cohort up to the next last token; with steps planned ahead
-    also the row after it, the *tail*, which goes without those who are done (they still hold
-    their slots and blocks then).
+    Foreseen are rows with the whole cohort up to the next last token. With steps planned ahead one
+    more row follows before anybody can react to that token: the row *owed*, without those who are
+    done, though they still hold their slots and blocks. It is worked out when its time has come.
     """
 
     def __init__(self, scheduler: FastScheduler, timeline: Timeline, cost: CostModel) -> None:
         self._scheduler = scheduler
         self._timeline = timeline
-        self._cost = cost
         own = getattr(cost, "decode_ends", None)
         self._decode_ends: DecodeEnds = own if own is not None else partial(decode_ends, cost)
-        self._shape = StepShape(0, 0, 0, (), 0)
         self._most = LEAST_AHEAD
         self._count = 0
-        """Foreseen rows not taken up, the tail included."""
-        self._has_tail = False
+        """Foreseen rows not taken up."""
+        self._owes = False
+        self._owed_waiting = 0
+        """Requests that wait when the owed row is planned."""
         self._since = -1
         """The row that was committed last when they were foreseen."""
 
@@ -71,94 +71,78 @@ class Foresight:
             cohort.context_sq,
             cohort.size,
         )
-        self._append(stretch)
+        ends += self._decode_ends(start_ns, cohort.size, cohort.context, cohort.context_sq, count)
         timeline.used += used
         timeline.stretches.append(stretch)
         self._count = count
-        self._has_tail = False
+        self._owes = False
         self._since = timeline.first - 1
         if count == full:
-            if depth == 2 and not leaving and not self._append_tail(stretch):
-                return ends[-1]  # all are done then
+            if depth == 2 and not leaving:
+                blocks = scheduler.blocks
+                self._owes = used[-1] + cohort.demand(row + count) <= blocks.num_blocks
+                self._owed_waiting = scheduler.num_waiting
+                if self._owes:
+                    return ends[-1]
         elif count == self._most:
             self._most = min(2 * count, MOST_AHEAD)
         spare = len(ends) - depth
         return ends[spare] if spare > 0 else ends[0]
 
-    def _append(self, stretch: Stretch) -> None:
-        """Work out when the rows of `stretch` end."""
-        self._timeline.ends += self._decode_ends(
-            stretch.start_ns,
-            stretch.num_decodes,
-            stretch.context,
-            stretch.context_sq,
-            stretch.count,
-        )
-
-    def _append_tail(self, stretch: Stretch) -> bool:
-        """The row after the last of `stretch`, without those who get their last token in that.
-        False if nobody is left; no row if blocks do not suffice."""
-        scheduler, timeline = self._scheduler, self._timeline
-        cohort = scheduler.cohort
-        count = stretch.count
-        row = cohort.row + count
-        size = gaps = stretch.num_decodes
-        context = stretch.context + count * size
-        context_sq = stretch.context_sq + count * (stretch.context + context)
-        need = cohort.demand(row)
-        for seq in cohort.with_last_token_in(row - 1):
-            gaps -= 1
-            if not seq.overruns:
-                last = seq.offset + row
-                size -= 1
-                context -= last
-                context_sq -= last * last
-                need -= last % cohort.block_size == 1 % cohort.block_size
-        if not size:
-            return False
-        used = timeline.used[-1] + need
-        if used <= scheduler.blocks.num_blocks:
-            shape = self._shape
-            shape.num_decodes = shape.num_sampled = size
-            shape.decode_context = context
-            shape.decode_context_sq = context_sq
-            end_ns = timeline.ends[-1] + self._cost.step_ns(shape)
-            tail = Stretch(
-                1,
-                -1,
-                stretch.num_running,
-                stretch.num_waiting,
-                size,
-                context,
-                context_sq,
-                gaps,
-            )
-            timeline.add_foreseen(tail, end_ns, used)
-            self._count += 1
-            self._has_tail = True
-        return True
+    def queue_one_more(self, now: int) -> None:
+        """One more request waits; rows planned at `now` or later show it."""
+        if self._timeline.queue_one_more(now) and self._owes:
+            self._owed_waiting += 1
 
     def cut(self, planned: int) -> None:
-        """Take back the rows, there are some, after the first `planned` of the timeline: they
-        will not be as foreseen."""
-        self._count -= self._timeline.keep(planned)
-        self._has_tail = False
-        if self._count + 1 < self._most:
-            self._most = max(LEAST_AHEAD, 2 * self._count)
+        """The rows after the first `planned` of the timeline will not be as foreseen."""
+        surplus = len(self._timeline.ends) - planned
+        if surplus >= 0:
+            self._owes = False
+        if surplus > 0:
+            self._timeline.keep(planned)
+            self._count -= surplus
+            if self._count + 1 < self._most:
+                self._most = max(LEAST_AHEAD, 2 * self._count)
 
     def take_up(self, planned: int) -> None:
         """The first `planned` rows of the timeline have come true."""
         timeline, scheduler = self._timeline, self._scheduler
-        count = min(planned, len(timeline.ends)) - timeline.planned
-        if count <= 0:
+        rows = len(timeline.ends)
+        count = (planned if planned < rows else rows) - timeline.planned
+        if count > 0:
+            self._count -= count
+            scheduler.take_up(count, self._since, timeline.depth)
+            timeline.planned += count
+            blocks = scheduler.blocks
+            taken = timeline.used[timeline.planned - 1] - (blocks.num_blocks - blocks.free)
+            if taken:
+                blocks.take(taken)
+        if self._owes and planned > rows:
+            self._owes = False
+            self._pay()
+
+    def _pay(self) -> None:
+        """Plan the row owed; nobody may be left for it."""
+        scheduler, timeline = self._scheduler, self._timeline
+        cohort, blocks = scheduler.cohort, scheduler.blocks
+        size = cohort.size
+        if not size:
             return
-        self._count -= count
-        with_tail = self._has_tail and not self._count
-        scheduler.take_up(count, with_tail, self._since, timeline.depth)
-        timeline.planned += count
-        blocks = scheduler.blocks
-        taken = timeline.used[timeline.planned - 1] - (blocks.num_blocks - blocks.free)
-        if taken:
-            blocks.take(taken)
-        if with_tail:
-            self._has_tail = False
+        need = cohort.demand(cohort.row)
+        if need:
+            blocks.take(need)
+        start_ns, context, context_sq = timeline.ends[-1], cohort.context, cohort.context_sq
+        stretch = Stretch(
+            1,
+            start_ns,
+            len(scheduler.running),
+            self._owed_waiting,
+            size,
+            context,
+            context_sq,
+            size - len(scheduler.overrunning),
+        )
+        (end_ns,) = self._decode_ends(start_ns, size, context, context_sq, 1)
+        timeline.add(stretch, end_ns, blocks.num_blocks - blocks.free)
+        scheduler.take_up(1, self._since, timeline.depth)

@@ -199,22 +199,14 @@ class FastScheduler:
 
     # -- rows foreseen
 
-    def take_up(self, count: int, after_last_tokens: bool, seen: int, depth: int) -> None:
-        """`count` foreseen rows have been planned as foreseen, with all of the cohort, but the
-        last without those whose last token was in the row before if `after_last_tokens`.
-        The first were planned when `seen` was committed, the others `depth` rows behind."""
+    def take_up(self, count: int, seen: int, depth: int) -> None:
+        """`count` rows with all of the cohort and nothing else have been planned as foreseen: the
+        first when `seen` was committed, the others `depth` rows behind."""
         cohort = self.cohort
-        if count > after_last_tokens:
-            cohort.advance(count - after_last_tokens)
-        if after_last_tokens:
-            self.row += count - 1
-            self._retire()
-            cohort.advance(1)
-            self.row += 1
-            if self.overrunning:
-                self._end_overruns()
-        else:
-            self.row += count
+        cohort.advance(count)
+        self.row += count
+        if self.overrunning:
+            self._end_overruns()
         if cohort.last_rows and cohort.last_rows[0][0] <= self.row:
             self._retire()
         if self.cache is not None:

@@ -130,28 +130,23 @@ class Timeline:
         self.used.append(used_blocks)
         self.planned += 1
 
-    def add_foreseen(self, stretch: Stretch, end_ns: int, used_blocks: int) -> None:
-        self.stretches.append(stretch)
-        self.ends.append(end_ns)
-        self.used.append(used_blocks)
-
-    def keep(self, count: int) -> int:
-        """Take back the foreseen rows after the first `count`; how many."""
-        surplus = dropped = len(self.ends) - count
+    def keep(self, count: int) -> None:
+        """Take back the foreseen rows after the first `count`; there are some."""
+        surplus = len(self.ends) - count
         del self.ends[count:]
         del self.used[count:]
         stretches = self.stretches
-        while surplus > 0:
+        while surplus:
             last = stretches[-1]
             if last.count > surplus:
                 last.count -= surplus
                 break
             surplus -= last.count
             stretches.pop()
-        return dropped
 
-    def queue_one_more(self, now: int) -> None:
-        """One more request waits; foreseen rows planned at `now` or later show it."""
+    def queue_one_more(self, now: int) -> bool:
+        """One more request waits; foreseen rows planned at `now` or later show it. Whether the
+        row after them does, too."""
         index = bisect_left(self.ends, now) + self.depth
         stretches = self.stretches
         at = place = 0
@@ -163,6 +158,7 @@ class Timeline:
                 stretch.num_waiting += 1
             at += stretch.count
             place += 1
+        return index <= at
 
     def lose_token(self, seq: FastSequence) -> None:
         """`seq` is aborted: its tokens in rows that have not ended will not be delivered."""

@@ -62,9 +62,7 @@ def test_last_tokens_come_by_row_then_admission_and_leavers_are_forgotten():
         cohort.add(seq)
         cohort.expect(seq)
     assert cohort.first_last_row() == 5
-    assert sorted(s.admission for s in cohort.with_last_token_in(5)) == [1, 2, 4]
     seqs[2].stage = GONE
-    assert sorted(s.admission for s in cohort.with_last_token_in(5)) == [1, 4]
     assert [s.admission for s in cohort.pop_last_tokens(7)] == [1, 4, 3]
     assert cohort.first_last_row() == 9
     assert all(seq.stage is DECODE for seq in seqs if seq is not seqs[2])
