@@ -121,8 +121,10 @@ def _to_ns(seconds: Floats) -> Ints:
 
 
 def _check_rate(rate: float) -> None:
-    if not (math.isfinite(rate) and 0 < rate <= 1e9):
-        raise UserError(f"arrivals: rate must be above 0 (requests per second), not {rate:g}")
+    if not 0 < rate <= 1e9:
+        raise UserError(
+            f"arrivals: rate must be above 0 and at most 1e9 (requests per second), not {rate:g}"
+        )
 
 
 def _check_count(expected: float) -> None:

@@ -68,7 +68,8 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         name = str(path)
-        self.shown = name if name.isprintable() and len(name) <= 500 else shown(name, 200)
+        plain = name.isprintable() and name.strip() and len(name) <= 500
+        self.shown = name if plain else shown(name, 200)
         try:
             mode = self.path.stat().st_mode
             if stat.S_ISDIR(mode):

@@ -113,8 +113,8 @@ def window_ns(start_s: float | None, end_s: float | None) -> tuple[int, int | No
 
 
 def check_rate_scale(factor: float) -> None:
-    if not (math.isfinite(factor) and factor > 0):
-        raise UserError(f"rate scale must be above 0, not {factor:g}")
+    if not 1e-9 <= factor <= 1e9:
+        raise UserError(f"rate scale must be above 0, from 1e-9 to 1e9, not {factor:g}")
 
 
 def _counted(trace: Trace, **counts: int) -> Trace:

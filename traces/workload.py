@@ -67,7 +67,9 @@ class Workload:
         if self.n is not None and not 1 <= self.n <= MAX_REQUESTS:
             raise UserError(f"{self.name}: n must be 1 to {MAX_REQUESTS}, not {self.n}")
         if self.duration_s is not None and not 0 < self.duration_s <= 4e9:
-            raise UserError(f"{self.name}: duration_s must be above 0, not {self.duration_s:g}")
+            raise UserError(
+                f"{self.name}: duration_s must be above 0 and at most 4e9, not {self.duration_s:g}"
+            )
 
 
 def generate(

@@ -171,6 +171,8 @@ def test_bad_trace_files(
 def test_missing_trace_and_folder(fail: Fail, tmp_path: Path) -> None:
     assert "cannot be read" in fail("--trace", tmp_path / "none.csv")
     assert "is a directory" in fail("--trace", tmp_path)
+    assert "error: '': is a directory" in fail("--trace", "")
+    assert "error: ' ': cannot be read" in fail("--trace", " ")
 
 
 def test_trace_and_workload_together(fail: Fail) -> None:

@@ -234,6 +234,8 @@ def test_options_out_of_range(tmp_path):
     assert "0 <= start < end" in message(path, start_s=2, end_s=1)
     assert "0 <= start < end" in message(path, end_s=float("nan"))
     assert "rate scale must be above 0" in message(path, rate_scale=0)
+    assert "from 1e-9 to 1e9, not 1e-300" in message(path, rate_scale=1e-300)
+    assert "from 1e-9 to 1e9, not 1e+22" in message(path, rate_scale=1e22)
     assert "rate scale must be above 0" in message(path, rate_scale=float("inf"))
     assert "arrivals span 0 to 0.000 s" in message(path, start_s=5)
     path.write_text(AZURE + GOOD + "1700-01-01 00:00:00,1,1\n")

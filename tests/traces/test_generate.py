@@ -205,6 +205,8 @@ MISTAKES = {
     "gamma:rate=8,n=1,prompt=1,output=1": "need cv=NUMBER, as in gamma:rate=8,cv=2",
     "poisson:rate=8,cv=2,n=1,prompt=1,output=1": "unknown option of poisson arrivals 'cv'",
     "poisson:rate=0,n=1,prompt=1,output=1": "rate must be above 0",
+    "poisson:rate=1e10,n=1,prompt=1,output=1": "at most 1e9 (requests per second), not 1e+10",
+    "poisson:rate=1,duration_s=1e15,prompt=1,output=1": "at most 4e9, not 1e+15",
     "gamma:rate=1,cv=0,n=1,prompt=1,output=1": "cv must be between",
     "poisson:rate=8,n=1,promt=1,output=1": "did you mean 'prompt'",
     "poisson:rate=8,n=1,output=1": "needs prompt=LENGTHS",
