@@ -167,7 +167,7 @@ def _experiment(entry: Json, folder: Path) -> Experiment:
         tp=int(entry.get("tp") or 1),
         pp=int(entry.get("pp") or 1),
         dp=int(entry.get("dp") or 1),
-        ep=entry["ep"] if isinstance(entry.get("ep"), int) else None,
+        ep=_expert_ranks(entry),
         engine=engine,
         kv_blocks=stated_int(entry.get("kv_blocks")),
         disaggregated=bool(entry.get("disaggregated", False)),
@@ -175,6 +175,14 @@ def _experiment(entry: Json, folder: Path) -> Experiment:
         measured=measured if isinstance(measured, dict) else None,
         measured_from_queue="no HTTP" in str(engine.get("driver", "")),
     )
+
+
+def _expert_ranks(entry: Json) -> int | None:
+    """A number, or the rule `tp*dp` that some entries quote."""
+    stated = entry.get("ep")
+    if isinstance(stated, str) and stated.startswith("tp*dp"):
+        return int(entry.get("tp") or 1) * int(entry.get("dp") or 1)
+    return stated if isinstance(stated, int) else None
 
 
 def _workload(work: Json, folder: Path) -> SharedPrefixLoad | ReplayLoad:

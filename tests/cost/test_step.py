@@ -7,6 +7,7 @@ import pytest
 
 from sim.cost import build_cost_model
 from sim.cost.hardware import gpu
+from sim.cost.host import host_model
 from sim.cost.interface import PARTS, StepShape, StepShapes
 from sim.cost.models import model
 from sim.cost.step import StepCost
@@ -118,4 +119,6 @@ def test_host_adds_when_synchronous_and_hides_when_not() -> None:
     shape = StepShape(32, 32 * 500, 32 * 500**2, (), 32)
     hidden = cost_of("llama-3-8b", "a100-80g").step_ns(shape)
     added = cost_of("llama-3-8b", "a100-80g", async_scheduling=False).step_ns(shape)
-    assert added - hidden == pytest.approx(900_000 + 32 * 12_000, abs=1)
+    host = host_model("0.33.0")
+    expected = 1e3 * (host.sync_us + 32 * host.sync_per_seq_us)
+    assert added - hidden == pytest.approx(expected, abs=1)
