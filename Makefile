@@ -10,6 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of this version is what the tests are run with; the code supports torch >= 2.11.
 TORCH ?= torch==2.13.0
 TRITON ?= triton>=3.6
+# Tests that compare times of the real engine (mark `quiet`) run after the others, alone.
 PYTEST_ARGS ?= -n auto --dist worksteal
 
 .PHONY: demo test lint types contracts pytest bench clean
@@ -30,7 +31,8 @@ contracts: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not quiet"
+	$(BIN)/python -m pytest -m quiet
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m tests.benchmarks

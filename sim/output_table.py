@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -246,4 +247,6 @@ def _waste(waste: Mapping[str, float]) -> str:
 
 def _cost_model(cost: Mapping[str, Any]) -> str:
     extrapolated = percent(cost["extrapolated_fraction"])
-    return f"profile {cost['profile']}, {extrapolated} of steps extrapolated; {cost['provenance']}"
+    head = f"profile {cost['profile']}, {extrapolated} of steps extrapolated"
+    source = textwrap.wrap(cost["provenance"], 100, break_long_words=False)
+    return ("\n" + " " * LABEL).join([head, *source])

@@ -33,6 +33,7 @@ def validate(*args: str):
     return engine.run(parser.parse_args(args))
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("model", ["small", "small-moe"])
 def test_closed_loop_on_the_cpu(capsys, tmp_path, model):
     profile = tmp_path / "here.json"
