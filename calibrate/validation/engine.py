@@ -1,7 +1,7 @@
 """`validate engine`: run a trace on the real engine, simulate it, and compare the two.
 
 Without options a small model is calibrated, a small trace is generated for it, executed on this
-machine's CPU and simulated: a complete closed loop in under a minute.
+machine's CPU and simulated: a complete closed loop in about a minute.
 """
 
 from __future__ import annotations

@@ -118,8 +118,9 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
             s.sentence = f"more arrives than can be served{_of_capacity(s)}"
         else:
             s.sentence = (
-                f"more arrives than can be served{_of_capacity(s)}; the trace ({span_s:.3g} s) is "
-                f"too short for its queue to show it"
+                f"more arrives than can be served{_of_capacity(s)}; the trace is short "
+                f"({span_s:.3g} s): {s.waiting_at_last_arrival:,} requests were waiting when its "
+                f"last one arrived"
             )
     elif growing:
         s.verdict = UNSTABLE
