@@ -163,6 +163,8 @@ def _title(scenario: Scenario, policy: bool = True) -> str:
     gpus = scenario.engine.get("tensor_parallel_size") or 1
     stages = scenario.engine.get("pipeline_parallel_size") or 1
     where = f"{gpus * stages} x {scenario.gpu}" if gpus * stages > 1 else scenario.gpu
+    if scenario.execute.device is not None:
+        where = "the real engine"
     fleet = f"{replicas} replicas of {where}, {scenario.routing.name}" if replicas > 1 else where
     title = f"{scenario.model} on {fleet}"
     if not policy:

@@ -214,6 +214,8 @@ class Simulation:
         served = rows["status"] == STATUSES.index(Status.COMPLETED)
         if not self.scenario.capacity_probe or not served.any():
             return None
+        if self.scenario.execute.device is not None:
+            return None  # the cost model knows another device than the one that served
         system = self.system
         backlog = system.config.max_num_admitted_seqs
         sample = typical_requests(rows, self.trace, self._submitted)
