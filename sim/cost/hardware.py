@@ -38,6 +38,8 @@ class Gpu:
     """Host link, GB/s in one direction."""
     attention: str
     """The attention kernels vLLM picks on it: `fa2`, `fa3` or `flashinfer`."""
+    gddr: bool = False
+    """GDDR memory instead of HBM."""
     int8: float | None = None
     fp4: float | None = None
     watt: float | None = None

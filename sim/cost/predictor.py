@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.cost import routing
+from sim.cost import hardware, routing
 from sim.cost.hardware import Gpu
 from sim.cost.models import DTYPE_BYTES
 from sim.cost.operators import FORMS, Form
@@ -25,10 +25,16 @@ STREAM_EFFICIENCY = 0.8
 RANK_SKEW_US = 3.7
 """What a collective waits for the slowest rank, per doubling of the ranks beyond two; benchmarks
 run in lockstep. (Fitted on the open deployments with two and four ranks.)"""
-FA3_DECODE_SHARE = 0.94
-"""Decode attention of FlashAttention-3 in a model, over the published timings: with the metadata
-that vLLM prepares once per step, blocks of short contexts follow each other without a pause.
-(Fitted on the open deployments; Llama-2-7B, which is half attention, shows it best.)"""
+STREAM_US = 12.0
+STREAM_SHARE = 0.9
+"""In a model, a decode call of FlashAttention-3 lasts no longer than this plus reading its KV at
+that share of the bandwidth, as published calls with long contexts do. Those with short contexts and
+many equal sequences are up to 20 % slower: their thread blocks start and end in waves, which the
+unequal contexts of real requests smear out. (Seen in the open deployments of Llama-2-7B, whose
+steps are half attention: within 2 % so, 8 % too slow without.)"""
+GDDR_GAIN = 1.15
+"""Share of the datasheet bandwidth that products reach on GDDR memory, over that on HBM (L40S 0.75,
+RTX 4090 and PRO 6000 0.76 to 0.86; A100 0.66, H100 0.71), for cards that borrow from the latter."""
 FP8_OVER_BLOCK = 0.955
 """Experts with one scale per channel, where only block-scaled ones were timed: from the ratios of
 both to 16 bits (0.565 on L40S, 0.59 on H100)."""
@@ -70,6 +76,8 @@ class Predictor:
     def __init__(self, profile: Profile, gpu: Gpu) -> None:
         profile.require(gpu)
         self.profile = profile
+        if profile.derived_for is not None and gpu.gddr and not hardware.gpu(profile.gpu).gddr:
+            gpu = replace(gpu, bandwidth=gpu.bandwidth * GDDR_GAIN)
         self.gpu = gpu
         self._chosen: dict[tuple[Any, ...], Operator] = {}
 
@@ -112,7 +120,11 @@ class Predictor:
             batch=batch, kv_len=kv_len, heads=heads, kv_heads=kv_heads, head_dim=head_dim
         )
         us = self._operator("decode", kv_dtype=kv_dtype).us(columns, in_model=True)
-        return us * FA3_DECODE_SHARE if self.gpu.attention == "fa3" else us
+        if self.gpu.attention != "fa3":
+            return us
+        kv = np.asarray(batch) * np.asarray(kv_len) * (2 * kv_heads * head_dim)
+        seconds = kv * DTYPE_BYTES.get(kv_dtype, 2.0) / (STREAM_SHARE * self.gpu.bytes_per_s)
+        return np.minimum(us, STREAM_US + seconds * 1e6)
 
     def moe_us(
         self,
