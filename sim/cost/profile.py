@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from sim.cost.hardware import Gpu, gpu
+from sim.cost.profile_check import check
 from sim.errors import UserError
+from sim.files import read_bytes
 
 SCHEMA = 1
 
@@ -85,14 +88,14 @@ class Profile:
 
 def load(path: Path) -> Profile:
     """The profile in a `.json` or `.json.gz` file. Raises UserError naming the file."""
+    raw = read_bytes(path, "cannot read the profile")
     try:
-        raw = path.read_bytes()
         data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the profile ({error.strerror})") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
         raise UserError(f"{path}: not a profile ({error})") from error
-    return from_json(data, str(path))
+    profile = from_json(data, str(path))
+    check(profile, str(path))
+    return profile
 
 
 def from_json(data: Any, where: str) -> Profile:

@@ -76,6 +76,7 @@ def test_no_requests(fail: Fail) -> None:
         (["--set", "cost.profile=/nowhere.json"], "cannot read the profile"),
         (["--set", "cost.frontend=fax"], "unknown frontend 'fax'"),
         (["--set", "cost.engine_version=new"], "engine version 'new'"),
+        (["--set", "cost.engine_version=-1"], "engine version '-1'"),
         (["--set", "engine.quantization=fp9"], "unknown quantization 'fp9'; did you mean 'fp8'"),
         (["--set", "engine.quantization=mxfp4"], "mxfp4 is for experts"),
         (["--set", "engine.enable_expert_parallel=true"], "Llama-3-8B has no experts"),
@@ -113,7 +114,7 @@ def test_wrong_settings(fail: Fail, args: list[str], message: str) -> None:
         ("a: &a [*a]", "unknown scenario field 'a'"),
         ("- 1", "a scenario is a mapping of fields, not a list"),
         ("seed: \0", "not valid YAML"),
-        ("seed: \udcff", "is not UTF-8 text"),
+        ("seed: \udcff", "not UTF-8 text"),
     ],
 )
 def test_wrong_scenario_files(fail: Fail, tmp_path: Path, content: str, message: str) -> None:

@@ -128,7 +128,7 @@ def test_paths_that_lead_nowhere(path: str) -> None:
     [
         (b"model: [", "not valid YAML"),
         (b"- a\n- b\n", "a scenario is a mapping"),
-        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
         (b"just text", "a scenario is a mapping"),
     ],
 )
