@@ -124,7 +124,8 @@ class Predictor:
             return us
         kv = np.asarray(batch) * np.asarray(kv_len) * (2 * kv_heads * head_dim)
         seconds = kv * DTYPE_BYTES.get(kv_dtype, 2.0) / (STREAM_SHARE * self.gpu.bytes_per_s)
-        return np.minimum(us, STREAM_US + seconds * 1e6)
+        bounded: Array = np.minimum(us, STREAM_US + seconds * 1e6)
+        return bounded
 
     def moe_us(
         self,
