@@ -97,15 +97,15 @@ def saturate(
             break
         # Newcomers knock at the instant of the next step: no step under way is cut short.
         area += engine.num_running * (wake - now) if measuring else 0
-        now = wake
+        now, before = wake, finished
         engine.advance(now)
         peak = max(peak, engine.num_running)
         if not measuring:
             if finished >= turnovers * peak / 2 > 0:
                 measuring, begun_ns = True, now
                 begun_left, begun_output, begun_again = left, output_so_far(), again
-        elif left - begun_left >= max(window, turnovers * peak):
-            break
+        elif finished > before and left - begun_left >= max(window, turnovers * peak):
+            break  # as a request is done: an instant at which an engine wakes, however it walks
     if not measuring or now == begun_ns:
         return None
     output = output_so_far() - begun_output  # has the engine settle its log, too

@@ -114,3 +114,17 @@ def test_queues_grow_above_the_measured_capacity_and_not_below(options: dict[str
         if load > 1:
             # Not exactly: on the way there the batch is not full yet, and may be more efficient.
             assert found["served_requests_per_s"] == pytest.approx(capacity, rel=0.12)
+
+
+def test_the_capacity_is_the_same_however_steps_are_walked() -> None:
+    """Also where most requests are turned away: the measurement ends as one is done."""
+    fast, walked = (
+        simulate(
+            generate="constant:rate=10,n=50,prompt=uniform(1,3000),output=17",
+            engine={"num_gpu_blocks": 2, "block_size": 128, "enable_prefix_caching": False},
+            fast_forward=fast_forward,
+            seed=2,
+        ).summary["stability"]
+        for fast_forward in (True, False)
+    )
+    assert fast == walked
