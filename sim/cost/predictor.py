@@ -189,8 +189,13 @@ class Predictor:
         if found is None:
             entry = choose(self.profile.of(form), key)
             if entry is None or _misses(entry, key):
-                entries = [e for p in (self.profile, *built_in(self.gpu)) for e in p.of(form)]
-                entry = choose(entries, key)
+                best = [choose(p.of(form), key) for p in (self.profile, *built_in(self.gpu))]
+                # The nearest data type, number of GPUs, ...; among equals the profile given first.
+                entry = min(
+                    (e for e in best if e is not None),
+                    key=lambda e: _badness(e, key)[:ESSENTIAL],
+                    default=None,
+                )
             if entry is None:
                 raise LookupError(f"no profile knows the operator {form!r}")
             entry = replace(entry, key={**entry.key, **_weight_only(entry, key)})
@@ -212,6 +217,10 @@ DTYPE_FALLBACK = {
     "mxfp4": ("w4a16_mxfp4", "bf16"),
 }
 """Nearest data types that may have been timed instead."""
+
+
+ESSENTIAL = 5
+"""The first so many terms of `_badness` say what was timed, the others by whom."""
 
 
 def choose(entries: Iterable[Entry], key: Mapping[str, Any]) -> Entry | None:
