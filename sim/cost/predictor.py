@@ -35,6 +35,14 @@ steps are half attention: within 2 % so, 8 % too slow without.)"""
 GDDR_GAIN = 1.15
 """Share of the datasheet bandwidth that products reach on GDDR memory, over that on HBM (L40S 0.75,
 RTX 4090 and PRO 6000 0.76 to 0.86; A100 0.66, H100 0.71), for cards that borrow from the latter."""
+MEMORY_MODE: Mapping[str, float] = {"L40S": 1.06}
+"""GPUs whose published calls run in two memory modes: decode attention on L40S at 620 or at 720
+GB/s, from one row to the next. Most rows are of the slower mode; the open deployment runs in the
+faster one."""
+MEMORY_MODE: Mapping[str, float] = {"L40S": 1.06}
+"""GPUs whose published calls show two memory speeds, in a model's step over most of the calls: on
+L40S decode attention runs at 620 or at 720 GB/s, from one row to the next, mostly at 620; the open
+deployment needs the faster one."""
 FP8_OVER_BLOCK = 0.955
 """Experts with one scale per channel, where only block-scaled ones were timed: from the ratios of
 both to 16 bits (0.565 on L40S, 0.59 on H100)."""
@@ -60,8 +68,11 @@ class Operator:
         coefficients = fit["coefficients"]
         if in_model and "burst" in fit:
             coefficients = {**coefficients, "compute": coefficients["compute"] / fit["burst"]}
-        work = self.form.work(columns, self.gpu, key, fit["variant"])
-        base = self.form.us(coefficients, work, self.gpu, key, cold=in_model)
+        gpu = self.gpu
+        if in_model and gpu.name in MEMORY_MODE:
+            gpu = replace(gpu, bandwidth=gpu.bandwidth * MEMORY_MODE[gpu.name])
+        work = self.form.work(columns, gpu, key, fit["variant"])
+        base = self.form.us(coefficients, work, gpu, key, cold=in_model)
         result: Array = base * np.exp(self.residual(self.form.axes(work)))
         return result - fit.get("launch_us", 0.0) if in_model else result
 
