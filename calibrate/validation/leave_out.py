@@ -24,12 +24,12 @@ from calibrate.validation.measured import measured_values
 from calibrate.validation.workloads import RETOKENISED
 from sim.cost.interface import StepShape
 from sim.cost.step import StepCost
+from sim.cost.tables import TOP_P_US_PER_ENTRY, TOP_P_US_PER_LOGIT
 
 Array = npt.NDArray[np.float64]
 
 CONSTANTS = (
-    "top-p, ms per 100,000 entries",
-    "top-p, ms per 100,000 entries and 100 sequences",
+    "sorting for top-p, fraction",
     "wait for the slowest rank, ms per 1,000 collectives and doubling of ranks",
     "decode attention (FlashAttention-3), fraction",
 )
@@ -122,7 +122,7 @@ def _features(
 ) -> Array:
     """Milliseconds of a step per unit of each of `CONSTANTS`."""
     rank = cost.tables.rank
-    entries = rank.model.vocab / 1e5 if rank.model.top_p else 0.0
+    sort = (TOP_P_US_PER_ENTRY + TOP_P_US_PER_LOGIT * batch) * rank.model.vocab * 1e-3
     collectives = (2 * rank.stage_layers + 1) / 1e3 if rank.tp > 1 else 0.0
     doublings = np.log2(rank.tp / 2) if rank.tp > 1 else 0.0
     _, context, _ = _contexts(work)
@@ -131,7 +131,7 @@ def _features(
     if server.gpu.attention == "fa3":
         lines = cost.tables.attention.decodes(count)
         attention = float(np.interp(count * context, lines.work.knots, lines.work.values)) * 1e-6
-    return np.array([entries, entries * batch / 100, collectives * doublings, attention])
+    return np.array([sort * rank.model.top_p, collectives * doublings, attention])
 
 
 def leave_one_model_out(stages: Sequence[StagePoint]) -> list[LeftOut]:

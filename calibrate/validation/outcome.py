@@ -2,7 +2,8 @@
 
 Definitions as in the README of `ground_truth`: latencies over completed requests, milliseconds,
 from sending (or from the engine's queue where the publication counts so); tpot = (e2e - ttft) /
-(output tokens - 1); throughput over the time from the first sending to the last answer.
+(output tokens - 1); throughput over the time from the first sending until the last request was
+answered or given up.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def measure(
         "tpot": np.where(rows["output_tokens"] > 1, (last - first) / more * 1e-6, np.nan),
         "e2e": (last - begin) * 1e-6,
         "sent_s": rows["arrival_ns"] * 1e-9,
-        "done_s": last * 1e-9,
+        "left_s": last * 1e-9,
         "tokens": rows["output_tokens"].astype(np.float64),
     }
     return summarise(columns, completed, np.asarray(stage_of)[rows["uid"]])
@@ -74,14 +75,15 @@ def _delivery_ns(table: Mapping[str, Array], cost: CostModel, ends_ns: Array) ->
 def summarise(
     columns: Mapping[str, Array], ok: npt.NDArray[np.bool_], stage: npt.NDArray[np.int64]
 ) -> Values:
-    """Per stage and for the whole run. `columns`: ttft, tpot, e2e (ms), sent_s, done_s, tokens."""
+    """Per stage and for the whole run. `columns`: ttft, tpot, e2e (ms), sent_s, left_s (answered,
+    or given up), tokens."""
     values: Values = {}
     for number in [*np.unique(stage).tolist(), -1]:
         here = np.ones_like(ok) if number < 0 else stage == number
         good = here & ok
         for latency in LATENCIES:
             _distribution(values, number, latency, columns[latency][good])
-        span = columns["done_s"][good].max(initial=0.0) - columns["sent_s"][here].min()
+        span = columns["left_s"][here].max() - columns["sent_s"][here].min()
         values[number, "makespan_s"] = span
         values[number, "req_per_s"] = good.sum() / span if good.any() else 0.0
         tokens = columns["tokens"][good].sum()
