@@ -12,7 +12,7 @@ from sim.errors import UserError
 from sim.request import Trace
 
 from . import transforms
-from .arrivals import ArrivalProcess
+from .arrivals import MAX_SECONDS, ArrivalProcess
 from .csv_rows import CsvReader, read_layout
 from .json_rows import JsonReader, objects
 from .parquet_rows import ParquetReader
@@ -22,7 +22,7 @@ from .segments import from_hash_ids
 from .source import BadRows, Source
 from .spec import parse_arrivals
 
-LONGEST_NS = 2**62
+LONGEST_NS = round(MAX_SECONDS * 1e9)
 
 
 def load(

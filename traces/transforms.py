@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sim.errors import UserError
 from sim.request import Segment, Trace, output_key, prompt_key
 
-from .arrivals import MAX_REQUESTS, ArrivalProcess
+from .arrivals import MAX_REQUESTS, MAX_SECONDS, ArrivalProcess
 from .segments import SegmentTable
 
 Ints = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ def scale_rate(trace: Trace, factor: float) -> Trace:
     if factor == 1:
         return trace
     scaled = trace.arrival_ns / factor
-    if len(scaled) and scaled[-1] > 2**62:
+    if len(scaled) and scaled[-1] > MAX_SECONDS * 1e9:
         raise UserError(f"rate scale {factor:g}: the last arrival is beyond the 64-bit clock")
     return replace(trace, arrival_ns=np.rint(scaled).astype(np.int64))
 
