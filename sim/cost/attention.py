@@ -158,7 +158,7 @@ class AttentionTables:
         return found
 
     def _chunk_tables(self, most: int) -> Chunks:
-        q = token_knots(most).astype(np.float64)
+        q = token_knots(max(most, 2)).astype(np.float64)  # two knots make a line
         # Work is nearly linear in the prefix.
         p = _octaves(64.0, self._longest, 1, (0.0,))
         rows, prefix = np.maximum(q, SHORTEST_CHUNK)[:, None], p[None, :]
