@@ -18,6 +18,10 @@ WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowEr
 """What reading JSON of another shape than expected ends in."""
 
 
+MEASURED = ("overhead", "engine")
+"""Entries that `calibrate run` writes beside the operators' fits, each with a reader of its own."""
+
+
 def check(profile: Profile, where: str) -> None:
     """UserError that names the file and the entry, for anything a prediction would stumble over."""
     for name in ("gpu", "provenance", "created"):
@@ -36,8 +40,11 @@ def check(profile: Profile, where: str) -> None:
 
 
 def _check_entry(entry: Entry) -> None:
+    if entry.op in MEASURED:
+        _need(isinstance(entry.fit, dict), "no mapping of what was measured")
+        return
     if entry.op not in FORMS:
-        raise unknown("operator", str(entry.op), FORMS)
+        raise unknown("operator", str(entry.op), [*FORMS, *MEASURED])
     form, fit = FORMS[entry.op], entry.fit
     for name, value in entry.key.items():
         _need(isinstance(value, str | int | float), f"key {name!r} is {value!r}")
