@@ -25,6 +25,8 @@ VERSION = "0.33.0"
 """Assumed where an entry names none."""
 ASYNC_SINCE = (0, 14)
 """vLLM schedules asynchronously by default since then."""
+COLD_EXPERTS_IN = (0, 15)
+"""The only version with open runs of mixture-of-experts models that a load test met cold."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Deployment:
 
     cpu_blocks: int | None
     """KV blocks in CPU memory, where the engine offloads to it."""
+    cold_experts: bool
+    """Whether expert kernels are compiled while the first requests wait."""
 
     def step_cost(self) -> StepCost:
         """What a step costs, offloading left out."""
@@ -84,7 +88,13 @@ def deployment(experiment: Experiment, others: Sequence[Experiment] = ()) -> Dep
         kv_blocks_from=source,
         replicas=experiment.dp,
         cpu_blocks=_cpu_blocks(experiment, shape, engine),
+        cold_experts=_compiles_experts(shape, version),
     )
+
+
+def _compiles_experts(shape: ModelShape, version: str) -> bool:
+    triton = shape.moe is not None and shape.quantization is None
+    return triton and parse_version(version)[:2] == COLD_EXPERTS_IN
 
 
 def _cpu_blocks(experiment: Experiment, shape: ModelShape, engine: EngineConfig) -> int | None:

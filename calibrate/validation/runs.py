@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.validation.client import Client
+from calibrate.validation.cold_start import ColdExperts
 from calibrate.validation.deployment import Deployment, deployment
 from calibrate.validation.disaggregated import run_disaggregated
 from calibrate.validation.experiments import Experiment
@@ -72,7 +73,10 @@ def run_unified(
 ) -> tuple[Values, dict[str, float]]:
     """One seed on `server.replicas` equal replicas; metrics, and counters of the engines."""
     clock = Clock()
-    engines = [make_engine(server.engine, cost, fast) for _ in range(server.replicas)]
+    engines = [
+        make_engine(server.engine, ColdExperts(cost) if server.cold_experts else cost, fast)
+        for _ in range(server.replicas)
+    ]
     cluster = Cluster(
         clock, engines, server.engine, cost, Always(), LeastRequests(), load.timeout_ns
     )

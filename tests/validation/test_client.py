@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from calibrate.validation.client import Client
+from calibrate.validation.cold_start import COMPILE_NS, ColdExperts
 from calibrate.validation.outcome import measure
 from calibrate.validation.workloads import Load, StageLoad
 from policies.admission.always import Always
@@ -110,3 +111,19 @@ def test_nothing_completed_is_nan_not_an_error() -> None:
     assert np.isnan(values[-1, "ttft_mean"])
     assert values[-1, "req_per_s"] == 0.0
     assert values[-1, "fail_frac"] == 1.0
+
+
+def test_cold_experts_compile_once_per_bucket() -> None:
+    cost = ColdExperts(OneMillisecond())
+
+    def step(tokens: int) -> int:
+        return cost.step_ns(StepShape(0, 0, 0, [(tokens, 0)], 1))
+
+    assert [step(n) for n in (200, 600, 700, 1200, 512, 1100)] == [
+        MS,
+        MS + COMPILE_NS,
+        MS,
+        MS + COMPILE_NS,
+        MS,
+        MS,
+    ]
