@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sim.errors import UserError, unknown
@@ -84,8 +85,8 @@ def _coerce_scalar(value: Any, expected: type, where: str) -> Any:
             return value
         raise _mismatch(value, "true or false", where)
     if expected is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            return int(value)
         number = _number(value)
         if number is not None and number.is_integer():
             return int(number)
@@ -108,7 +109,7 @@ def _coerce_scalar(value: Any, expected: type, where: str) -> Any:
 
 def _number(value: Any) -> float | None:
     """YAML reads `1e6` as a text; people mean a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, Real | str):
         return None
     try:
         return float(value)

@@ -196,6 +196,8 @@ def _requests(requests: Mapping[str, Any]) -> str:
             parts.append(f"{requests[name]:,} {name} ({why})")
         else:
             parts.append(f"0 {name}")
+    if requests["not_arrived"]:
+        parts.append(f"{requests['not_arrived']:,} not arrived yet")
     if requests["truncated"]:
         parts.append(f"{requests['truncated']:,} cut at the context limit")
     if requests["warm_up_s"]:

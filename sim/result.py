@@ -79,6 +79,8 @@ class Result:
         )
         found = summarise(seen, self.scenario.slo, self.scenario.warm_up_s)
         steps = found.pop("steps")
+        known = len(self.submitted) + (0 if self.trace is None else len(self.trace))
+        found["requests"]["not_arrived"] = known - found["requests"]["total"]
         head: dict[str, Any] = {"trace": self._trace_section()}
         found["run"] = {
             "seed": self.scenario.seed,

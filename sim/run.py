@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from sim.metrics.distribution import NS, IntArray
 from sim.metrics.sample import typical_requests
 from sim.protocols import AdmissionPolicy, RoutingPolicy
 from sim.request import Request, Trace
+from sim.request_check import check_request, check_trace
 from sim.result import Result
 from sim.scenario import Scenario
 from sim.system import System, policy_of
@@ -26,24 +29,30 @@ from sim.system import System, policy_of
 def simulate(
     scenario: Scenario | None = None,
     *,
-    trace: Trace | None = None,
+    trace: Trace | str | Path | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **fields: Any,
 ) -> Result:
     """Run a scenario to its end.
 
     `fields` are the scenario's, as in its YAML file, instead of or on top of `scenario`:
-    `simulate(trace="azure.csv", policy="static")`. `trace` may also be a Trace. Raises UserError.
+    `simulate(trace="azure.csv", policy="static")`. `trace` may also be a Trace, of which the
+    scenario's `start_s`, `end_s`, `limit` and `rate_scale` take their part. Raises UserError.
     """
-    if isinstance(trace, str | Path):
-        fields["trace"] = str(trace)
+    if trace is not None and not isinstance(trace, Trace):
+        fields["trace"] = trace
         trace = None
     if scenario is None:
         scenario = Scenario.of(**fields)
+    elif not isinstance(scenario, Scenario):
+        raise UserError(f"simulate() takes a Scenario, or fields by name; not {scenario!r}")
     elif fields:
         scenario = scenario.with_(fields)
+    if trace is not None and (scenario.trace is not None or scenario.generate is not None):
+        raise UserError("simulate() got a Trace and a scenario that names its requests: leave one")
     simulation = Simulation(scenario)  # first: it finds wrong names before a long trace is read
-    simulation.serve(load_trace(scenario) if trace is None else trace, progress)
+    requests = load_trace(scenario) if trace is None else _part_of(trace, scenario)
+    simulation.serve(requests, progress)
     simulation.run()
     return simulation.result()
 
@@ -68,7 +77,13 @@ def load_trace(scenario: Scenario) -> Trace:
         )
     if scenario.generate is None:
         raise UserError("no requests: give a trace file (--trace FILE) or a workload (--generate)")
-    trace = traces.generate(scenario.generate, scenario.seed)
+    return _part_of(traces.generate(scenario.generate, scenario.seed), scenario)
+
+
+def _part_of(trace: Trace, scenario: Scenario) -> Trace:
+    """What the scenario takes of it, at the scenario's rate."""
+    import traces
+
     if scenario.start_s is not None or scenario.end_s is not None:
         trace = traces.window(trace, scenario.start_s, scenario.end_s)
     if scenario.limit is not None:
@@ -138,6 +153,7 @@ class Simulation:
         """Let the requests of `trace` arrive at their times. Once, and before anything else."""
         if self.trace is not None or self._submitted or self.clock.now_ns:
             raise UserError("a simulation serves one trace, from its very start")
+        check_trace(trace)
         self.trace = trace
         self.clock.env.process(arrivals(self.clock, self.cluster, trace, progress))
 
@@ -148,6 +164,7 @@ class Simulation:
     def submit(self, request: Request) -> None:
         """`request` will arrive at its `arrival_ns`, which must not be in the past. Its `uid`
         must be new: numbers from `len(trace)` on, when there is a trace."""
+        check_request(request)
         now = self.clock.now_ns
         if request.arrival_ns < now:
             raise UserError(
@@ -165,6 +182,8 @@ class Simulation:
 
     def advance(self, until_s: float) -> None:
         """Let time pass until `until_s`, everything due at that time included."""
+        if not math.isfinite(until_s):
+            raise UserError(f"cannot advance to {until_s} s: run() goes to the end")
         until_ns = round(until_s * NS)
         if until_ns < self.clock.now_ns:
             raise UserError(f"cannot advance to {until_s} s: it is {self.now_s} s already")

@@ -154,6 +154,13 @@ class Scenario:
     """Merge steps where nothing can change (proven equal); False walks every step."""
 
     def __post_init__(self) -> None:
+        kinds = dict.fromkeys(DEFAULT_POLICIES, PolicyChoice) | _SECTIONS
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            _need(
+                isinstance(value, kind),
+                f"{name} is a {kind.__name__}, not {value!r}; Scenario.of() takes plain values",
+            )
         _need(self.trace is None or self.generate is None, "give a trace or generate, not both")
         _need(self.limit is None or self.limit >= 1, f"limit must be at least 1, got {self.limit}")
         _positive("rate_scale", self.rate_scale)

@@ -51,6 +51,8 @@ class Stability:
     waiting_at_last_arrival: int
     max_waiting: int
     rejected_fraction: float
+    timeout_fraction: float
+    """Of the requests, turned away at the door and given up by their clients."""
     capacity_probe_requests: int
     sentence: str = ""
 
@@ -62,9 +64,11 @@ def assess(
     rejected: int,
     capacity: Capacity | None,
     replicas: int,
+    timeouts: int = 0,
 ) -> Stability:
     """The verdict for requests that arrived at `arrival_ns`, first ran at `scheduled_ns` (-1:
-    never) and left at `done_ns` (-1: not)."""
+    never) and left at `done_ns` (-1: not). `rejected` were turned away at the door; the clients of
+    `timeouts` gave up."""
     n = len(arrival_ns)
     first, last = (int(arrival_ns.min()), int(arrival_ns.max())) if n else (0, 0)
     span_s = (last - first) / NS
@@ -86,6 +90,7 @@ def assess(
         waiting_at_last_arrival=waiting.at_end,
         max_waiting=waiting.most,
         rejected_fraction=rejected / n if n else 0.0,
+        timeout_fraction=timeouts / n if n else 0.0,
         capacity_probe_requests=capacity.requests if capacity is not None else 0,
     )
     service_s = _typical_s(scheduled_ns, done_ns)
@@ -98,11 +103,12 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
     """Fill in verdict and sentence."""
     load, over = s.utilisation, s.overloaded_fraction or 0.0
     growing = long and waiting.grows(s.offered_requests_per_s)
-    if s.rejected_fraction > 0.01 and (load is None or load >= NEAR_UTILISATION):
+    lost = s.rejected_fraction + s.timeout_fraction
+    if lost > 0.01 and (load is None or load >= NEAR_UTILISATION):
         s.verdict = NEAR
+        how = "turned away" if s.rejected_fraction >= s.timeout_fraction else "given up"
         s.sentence = (
-            f"the queue stays finite because {s.rejected_fraction:.0%} of the requests are turned "
-            f"away{_of_capacity(s)}"
+            f"the queue stays finite because {lost:.0%} of the requests are {how}{_of_capacity(s)}"
         )
     elif load is not None and load >= 1 - TOLERANCE and growing:
         s.verdict = UNSTABLE

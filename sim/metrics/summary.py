@@ -147,6 +147,8 @@ def _stability(seen: Observed, times: RequestTimes) -> dict[str, Any]:
     rows = seen.rows
     rejected = rows["status"] == STATUSES.index(Status.REJECTED)
     at_the_door = int((rejected & (rows["replica"] < 0)).sum())
+    timeout = np.array([reason == "timeout" for reason in seen.reasons], dtype=bool)
+    aborted = rows["status"] == STATUSES.index(Status.ABORTED)
     return as_section(
         assess(
             rows["arrival_ns"],
@@ -155,6 +157,7 @@ def _stability(seen: Observed, times: RequestTimes) -> dict[str, Any]:
             at_the_door,
             seen.capacity,
             len(seen.digests),
+            int(timeout[rows["reason"][aborted]].sum()),
         )
     )
 
