@@ -186,7 +186,8 @@ def _sibling_blocks(experiment: Experiment, others: Sequence[Experiment]) -> int
 
     def memory_of(e: Experiment) -> tuple[object, ...]:
         names = ("gpu_memory_utilization", "max_num_batched_tokens", "block_size")
-        return (e.model["hf"], e.gpu, e.tp, e.pp, e.version, *(e.engine.get(n) for n in names))
+        ranks = (e.tp, e.pp, e.dp if _shares_experts(e) else 1)
+        return (e.model["hf"], e.gpu, *ranks, e.version, *(e.engine.get(n) for n in names))
 
     mine = memory_of(experiment)
     found = (e.kv_blocks for e in others if e.kv_blocks is not None and memory_of(e) == mine)

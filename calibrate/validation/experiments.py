@@ -178,11 +178,14 @@ def _experiment(entry: Json, folder: Path) -> Experiment:
 
 
 def _expert_ranks(entry: Json) -> int | None:
-    """A number, or the rule `tp*dp` that some entries quote."""
+    """A number (`4 (a remark)` too), or the rule `tp*dp` that some entries quote."""
     stated = entry.get("ep")
-    if isinstance(stated, str) and stated.startswith("tp*dp"):
-        return int(entry.get("tp") or 1) * int(entry.get("dp") or 1)
-    return stated if isinstance(stated, int) else None
+    if isinstance(stated, str):
+        if stated.startswith("tp*dp"):
+            return int(entry.get("tp") or 1) * int(entry.get("dp") or 1)
+        number = re.match(r"\d+", stated)
+        return int(number.group()) if number else None
+    return stated
 
 
 def _workload(work: Json, folder: Path) -> SharedPrefixLoad | ReplayLoad:
