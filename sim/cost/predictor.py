@@ -36,10 +36,6 @@ GDDR_GAIN = 1.15
 """Share of the datasheet bandwidth that products reach on GDDR memory, over that on HBM (L40S 0.75,
 RTX 4090 and PRO 6000 0.76 to 0.86; A100 0.66, H100 0.71), for cards that borrow from the latter."""
 MEMORY_MODE: Mapping[str, float] = {"L40S": 1.06}
-"""GPUs whose published calls run in two memory modes: decode attention on L40S at 620 or at 720
-GB/s, from one row to the next. Most rows are of the slower mode; the open deployment runs in the
-faster one."""
-MEMORY_MODE: Mapping[str, float] = {"L40S": 1.06}
 """GPUs whose published calls show two memory speeds, in a model's step over most of the calls: on
 L40S decode attention runs at 620 or at 720 GB/s, from one row to the next, mostly at 620; the open
 deployment needs the faster one."""
