@@ -13,9 +13,10 @@ from sim.cluster.arrivals import Progress, arrivals
 from sim.cluster.clock import Clock, Rank
 from sim.cluster.cluster import Cluster
 from sim.cluster.records import STATUSES
+from sim.cost.interface import StepShape
 from sim.engine.interface import Engine, Status
 from sim.errors import RunEnded, UserError
-from sim.metrics.capacity import MIN_WINDOW, TURNOVERS, Capacity, saturate
+from sim.metrics.capacity import MIN_WINDOW, MOST_STEPS, TURNOVERS, Capacity, saturate
 from sim.metrics.distribution import NS, IntArray
 from sim.metrics.sample import typical_requests
 from sim.protocols import AdmissionPolicy, RoutingPolicy
@@ -243,7 +244,8 @@ class Simulation:
         effort = (sample.window, TURNOVERS)
         if system.why_plain is not None:  # a step costs as much as it has requests
             effort = (min(sample.window, MIN_WINDOW // 3), TURNOVERS // 2)
-        found = saturate(engine, sample.requests, backlog, *effort)
+        longest_ns = MOST_STEPS * copy.copy(system.cost).step_ns(StepShape(1, 1, 1, (), 1))
+        found = saturate(engine, sample.requests, backlog, *effort, longest_ns)
         if found is None:
             return None
         # What the engine rejects is part of the load, and costs nothing.

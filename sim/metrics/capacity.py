@@ -14,6 +14,9 @@ MIN_WINDOW = 1000
 """Fewest requests to measure."""
 TURNOVERS = 4
 """Times the batch is replaced during the measurement, at least; half as often before it."""
+MOST_STEPS = 300_000
+"""Steps (of a lone decode's length) that each half of the measurement may take. Requests of
+millions of tokens would take minutes."""
 CHUNK = 256
 """Prompt tokens for which the cost of one more is taken."""
 
@@ -60,9 +63,10 @@ def saturate(
     backlog: int,
     window: int = MIN_WINDOW,
     turnovers: int = TURNOVERS,
+    longest_ns: int = 1 << 62,
 ) -> Saturated | None:
     """Feed requests so that `backlog` always wait, until at least `window` of them and
-    `turnovers` of the batch have left.
+    `turnovers` of the batch have left, or one leaves after more than `longest_ns` of measuring.
 
     The engine must be fresh. The batch turns over before the measurement starts too, so that its
     requests are in all phases of their lives. None when `source` ends before there is anything to
@@ -100,12 +104,14 @@ def saturate(
         now, before = wake, finished
         engine.advance(now)
         peak = max(peak, engine.num_running)
+        # Only as a request is done, when every engine wakes, however it walks.
+        late = finished > before and now - begun_ns > longest_ns
         if not measuring:
-            if finished >= turnovers * peak / 2 > 0:
+            if late or finished >= turnovers * peak / 2 > 0:
                 measuring, begun_ns = True, now
                 begun_left, begun_output, begun_again = left, output_so_far(), again
-        elif finished > before and left - begun_left >= max(window, turnovers * peak):
-            break  # as a request is done: an instant at which an engine wakes, however it walks
+        elif late or (finished > before and left - begun_left >= max(window, turnovers * peak)):
+            break
     if not measuring or now == begun_ns:
         return None
     output = output_so_far() - begun_output  # has the engine settle its log, too

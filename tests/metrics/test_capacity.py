@@ -128,3 +128,15 @@ def test_the_capacity_is_the_same_however_steps_are_walked() -> None:
         for fast_forward in (True, False)
     )
     assert fast == walked
+
+
+def test_requests_of_a_million_tokens_do_not_take_minutes() -> None:
+    """The measurement is cut short, not the run."""
+    result = simulate(
+        generate="constant:rate=1,n=2,prompt=10,output=500000",
+        engine={"max_model_len": 1_000_000, "num_gpu_blocks": 100_000},
+    )
+    stability = result.summary["stability"]
+    assert stability["capacity_probe_requests"] < MIN_WINDOW / 100
+    assert stability["capacity_requests_per_s"] > 0
+    assert result.cpu_s < 20
