@@ -39,6 +39,11 @@ MEMORY_MODE: Mapping[str, float] = {"L40S": 1.06}
 """GPUs whose published calls show two memory speeds, in a model's step over most of the calls: on
 L40S decode attention runs at 620 or at 720 GB/s, from one row to the next, mostly at 620; the open
 deployment needs the faster one."""
+SUSTAINED: Mapping[str, float] = {"RTX-4090": 1.0, "RTX-PRO-6000": 1.15}
+"""How much slower products are under steady load than in the burst in which they were timed, where
+the GPU says more about it than the source of the timings (`fit["burst"]`): GeForce cards multiply
+with 32-bit accumulation at half rate and stay below their power limit, a workstation card with the
+same chip at full rate does not. (One open deployment each.)"""
 FP8_OVER_BLOCK = 0.955
 """Experts with one scale per channel, where only block-scaled ones were timed: from the ratios of
 both to 16 bits (0.565 on L40S, 0.59 on H100)."""
@@ -62,9 +67,10 @@ class Operator:
         other layers' data (see `Form.us`), at the clocks of a GPU that is busy all the time."""
         fit, key = self.entry.fit, self.entry.key
         coefficients = fit["coefficients"]
-        if in_model and "burst" in fit:
-            coefficients = {**coefficients, "compute": coefficients["compute"] / fit["burst"]}
         gpu = self.gpu
+        if in_model and "burst" in fit:
+            burst = SUSTAINED.get(gpu.name, fit["burst"])
+            coefficients = {**coefficients, "compute": coefficients["compute"] / burst}
         if in_model and gpu.name in MEMORY_MODE:
             gpu = replace(gpu, bandwidth=gpu.bandwidth * MEMORY_MODE[gpu.name])
         work = self.form.work(columns, gpu, key, fit["variant"])
