@@ -41,9 +41,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
-            flag = message.split(": ", 1)[1].split()[0]
-            if flag.startswith("--"):
-                raise unknown("flag", flag.split("=")[0], self._option_string_actions)
+            words = message.split(": ", 1)[1].split()
+            if words and words[0].startswith("--"):
+                raise unknown("flag", words[0].split("=")[0], self._option_string_actions)
         raise UserError(f"{message} (simulate --help lists the flags)")
 
 

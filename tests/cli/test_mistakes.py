@@ -46,6 +46,7 @@ def test_no_requests(fail: Fail) -> None:
         (["--polic=chunked"], "did you mean '--policy'"),
         (["--trace"], "expected one argument"),
         (["stray"], "unrecognized arguments: stray"),
+        ([""], "unrecognized arguments"),
         (["--set", "model"], "--set path=value"),
         (["--set", "=3"], "--set path=value"),
         (["--set", "engine.max_num_seq=3"], "did you mean 'max_num_seqs'"),
