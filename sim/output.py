@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.errors import UserError
-from sim.tree import DEFAULT_POLICIES
+from sim.rerun import runs_anywhere
 
 if TYPE_CHECKING:
     from sim.result import Result
@@ -65,47 +64,11 @@ def write_folder(result: Result, folder: Path) -> None:
         summary = to_json(result.summary) + "\n"
         # File names need not be UTF-8; their other bytes become escapes that JSON knows.
         (folder / "summary.json").write_bytes(summary.encode("utf-8", "backslashreplace"))
-        (folder / "scenario.yaml").write_text(_rerunnable(result), encoding="utf-8")
+        (folder / "scenario.yaml").write_text(
+            runs_anywhere(result.scenario).to_yaml(), encoding="utf-8"
+        )
     except OSError as error:
         raise UserError(f"{folder}: cannot write: {error.strerror or error}") from None
-
-
-def _rerunnable(result: Result) -> str:
-    """The scenario as YAML that works from any folder: its paths are absolute."""
-    scenario = result.scenario
-    changes: dict[str, Any] = {}
-    if scenario.trace is not None:
-        changes["trace.path"] = str(Path(scenario.trace.path).resolve())
-    if scenario.generate is not None:
-        changes["generate"] = _with_absolute_files(scenario.generate)
-    if scenario.cost.profile is not None:
-        changes["cost.profile"] = str(Path(scenario.cost.profile).resolve())
-    if Path(scenario.model).exists():
-        changes["model"] = str(Path(scenario.model).resolve())
-    for name in DEFAULT_POLICIES:
-        place, colon, cls = getattr(scenario, name).name.rpartition(":")
-        file = Path(place if place.endswith(".py") else f"{place}.py")
-        if colon and file.is_file():
-            changes[f"{name}.name"] = f"{file.resolve()}:{cls}"
-    return scenario.with_(changes).to_yaml()
-
-
-def _with_absolute_files(workload: Any) -> Any:
-    """A workload whose `empirical(FILE)` names absolute paths."""
-    if isinstance(workload, Mapping):
-        return {
-            k: str(Path(v).resolve())
-            if k in ("empirical", "file") and isinstance(v, str)
-            else _with_absolute_files(v)
-            for k, v in workload.items()
-        }
-    if not isinstance(workload, str):
-        return workload
-    return re.sub(
-        r"(empirical\(\s*(?:file\s*=\s*)?)['\"]?([^'\",()]+)['\"]?",
-        lambda found: f"{found[1]}'{Path(found[2].strip()).resolve()}'",
-        workload,
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from sim.metrics.requests import RequestTimes, client_times, token_times
 from sim.metrics.steps import StepDigest, digest
 from sim.metrics.summary import Observed, summarise
 from sim.request import Request, Trace
+from sim.rerun import shown_policy, shown_workload
 from sim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Result:
             "replicas": len(self.logs),
             "engine": self._engine_name(),
             "why_plain": self.system.why_plain,
-            "policy": self.scenario.policy.name,
+            "policy": shown_policy(self.scenario.policy.name),
             "notes": self.system.notes,
         }
         return head | found
@@ -114,7 +115,7 @@ class Result:
         if trace is None:
             return {"name": "live", "format": "live", "requests": len(self.submitted), "counts": {}}
         return {
-            "name": trace.name,
+            "name": shown_workload(trace.name) if trace.format == "generated" else trace.name,
             "format": trace.format,
             "requests": len(trace),
             "counts": dict(trace.counts),

@@ -137,17 +137,21 @@ def test_generated_scenario_with_files_runs_again_from_elsewhere(tmp_path: Path)
         "from policies.routing.round_robin import RoundRobin\nclass Own(RoundRobin):\n    pass\n"
     )
     lines = traces.sample_path().read_text().splitlines(keepends=True)[:50]
-    (tmp_path / "t.csv").write_text("".join(lines))
+    (tmp_path / "t, (1).csv").write_text("".join(lines))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "own.py").write_text(
+        "from sim.protocols import SchedulingPolicy\nclass Mine(SchedulingPolicy):\n    pass\n"
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     simulate(
-        *("--generate", "poisson:rate=3,n=20,lengths=empirical(t.csv)", "--out", "out"),
-        *("--routing", "own_router:Own", "--replicas", 2),
+        *("--generate", "poisson:rate=3,n=20,lengths=empirical('t, (1).csv')", "--out", "out"),
+        *("--routing", "own_router:Own", "--replicas", 2, "--policy", "sub/own.py:Mine"),
         cwd=tmp_path,
         env=environment,
     )
     again = ("--config", tmp_path / "out" / "scenario.yaml", "--out", tmp_path / "again")
     simulate(*again, cwd="/", env=environment)
-    for name in ("requests.parquet", "steps.parquet", "scenario.yaml"):
+    for name in ("requests.parquet", "steps.parquet", "scenario.yaml", "summary.json"):
         ours, theirs = (tmp_path / folder / name for folder in ("out", "again"))
         assert ours.read_bytes() == theirs.read_bytes(), name
 
