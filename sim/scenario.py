@@ -74,6 +74,13 @@ class ExecuteSettings:
     wall_clock: bool = False
     """Serve in real time, not on a virtual clock of measured durations."""
 
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bf16", "fp16", "fp32"):
+            raise unknown("dtype", self.dtype, ("bf16", "fp16", "fp32"))
+        for name in ("wall_clock", "draft_model"):
+            if getattr(self, name) and self.device is None:
+                raise UserError(f"execute.{name} is for the real engine: set execute.device too")
+
 
 @dataclass(frozen=True)
 class ClusterSettings:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -147,12 +148,10 @@ def mlp_params(hidden: int, intermediate: int, gated: bool) -> int:
 def model(name: str) -> ModelShape:
     """A built-in model by any of its names, or the model of a Hugging Face `config.json`, given
     as the path of the file or of its folder. Raises UserError with the nearest match."""
-    wanted = normalise(name)
-    found = _by_alias().get(wanted)
-    if found is None and "/" in name:
-        found = _by_alias().get(normalise(name.rsplit("/", 1)[1]))
-    if found is not None:
-        return found
+    for spelling in (name, name.rsplit("/", 1)[-1]):
+        for key in (_key(spelling), normalise(spelling)):
+            if key in _by_alias():
+                return _by_alias()[key]
     if name.endswith(".json") or os.path.isdir(name):
         from sim.cost.hf_config import from_config  # it needs the shapes defined here
 
@@ -200,11 +199,23 @@ def _entries() -> list[dict[str, Any]]:
 
 @cache
 def _by_alias() -> dict[str, ModelShape]:
-    by_name = catalogue()
-    names = {normalise(a): by_name[e["name"]] for e in _entries() for a in e["aliases"]}
-    names |= {normalise(n.rsplit("/", 1)[-1]): m for n, m in list(names.items())}
-    names |= {normalise(n): m for n, m in by_name.items()}
+    """Every spelling. Without its point 2.4B would be 24B, so that spelling only counts where a
+    single model has it (`llama-3-1-8b`)."""
+    names: dict[str, ModelShape] = {}
+    loose: dict[str, set[str]] = {}
     for entry in _entries():
-        for alias in entry["aliases"]:
-            names.setdefault(normalise(alias.rsplit("/", 1)[-1]), by_name[entry["name"]])
+        spellings = [entry["name"], *entry["aliases"]]
+        for spelling in [*spellings, *(s.rsplit("/", 1)[-1] for s in spellings)]:
+            names.setdefault(_key(spelling), catalogue()[entry["name"]])
+            loose.setdefault(normalise(spelling), set()).add(entry["name"])
+    for key, owners in loose.items():
+        if len(owners) == 1:
+            names.setdefault(key, catalogue()[owners.pop()])
     return names
+
+
+def _key(name: str) -> str:
+    """The form in which model names are compared: letters and digits, and where two numbers meet
+    (`3.1-8B`, `3-1-8b`) a point."""
+    apart = r"(?<=\d)([\W_]+)(?=\d)|[\W_]+"
+    return re.sub(apart, lambda found: "." if found[1] else "", name.lower())

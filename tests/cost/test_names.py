@@ -78,3 +78,28 @@ def test_datasheet_needs_its_peaks() -> None:
         gpu_from_datasheet({k: v for k, v in sheet.items() if k != "bandwidth"}, "x.json")
     with pytest.raises(UserError, match="bandwith"):
         gpu_from_datasheet({**sheet, "bandwith": 1}, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("facebook/opt-1.3b", "OPT-1.3B"),
+        ("opt-1-3b", "OPT-1.3B"),
+        ("OPT_13B", "OPT-13B"),
+        ("opt13b", "OPT-13B"),
+        ("deepspeed-moe-2.4b-128", "DeepSpeed-MoE-2.4B-128"),
+        ("DeepSpeed MoE 24B 128", "DeepSpeed-MoE-24B-128"),
+        ("llama-3-1-8b", "Llama-3.1-8B"),
+        ("llama_3.1_8b", "Llama-3.1-8B"),
+        ("llama318b", "Llama-3.1-8B"),
+        ("llama38b", "Llama-3-8B"),
+    ],
+)
+def test_points_in_names_count(name: str, found: str) -> None:
+    assert model(name).name == found
+
+
+def test_every_name_finds_its_own_model() -> None:
+    for name in catalogue():
+        for spelling in (name, name.lower(), name.replace("-", "_"), name.replace("-", " ")):
+            assert model(spelling).name == name
