@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,8 +17,13 @@ from sim.errors import UserError, unknown
 T = TypeVar("T")
 
 
-def options_of(cls: type) -> dict[str, Any]:
+def options_of(cls: type) -> Mapping[str, Any]:
     """Name -> declared type of the fields a user may set: the dataclass fields of `__init__`."""
+    return _options_of(cls)
+
+
+@cache
+def _options_of(cls: type) -> Mapping[str, Any]:
     if not dataclasses.is_dataclass(cls):
         return {}
     try:
