@@ -115,7 +115,7 @@ def load_experiments(path: Path) -> list[Experiment]:
             found.append(_experiment(entry, path.parent))
         except KeyError as error:
             raise UserError(f"{path}: experiment {name}: field {error} is missing") from None
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, UserError) as error:
             raise UserError(f"{path}: experiment {name}: {error}") from None
     return found
 
@@ -135,11 +135,13 @@ def select(
 
 
 def stated_int(value: Any, assumed: int | None = None) -> int | None:
-    """The number a field states, or that its remark names; `assumed` when there is none."""
-    if isinstance(value, bool):
-        raise ValueError(f"a number is expected, not {value!r}")
-    if isinstance(value, int | float):
-        return int(value)
+    """The number a field states, or that its remark names; `assumed` when there is none. Raises
+    UserError for one that counts nothing."""
+    if isinstance(value, bool | int | float):
+        try:
+            return _count(value, "an engine argument")
+        except ValueError as error:
+            raise UserError(str(error)) from None
     if isinstance(value, str):
         number = re.search(r"\((\d+)\b", value) or re.fullmatch(r"\s*(\d+)\b.*", value)
         if number:
@@ -156,25 +158,41 @@ def stated_bool(value: Any, assumed: bool) -> bool:
 
 
 def _experiment(entry: Json, folder: Path) -> Experiment:
-    engine = entry["engine"]
+    engine = _object(entry["engine"], "engine")
+    if engine.get("gpu_memory_utilization") is not None:
+        _positive(engine["gpu_memory_utilization"], "engine.gpu_memory_utilization")
     measured = entry.get("measured")
     return Experiment(
         id=str(entry["id"]),
         split=str(entry.get("split", "open")),
-        regime=entry.get("regime"),
-        model=entry["model"],
+        regime=str(entry["regime"]) if entry.get("regime") else None,
+        model=_model(entry["model"]),
         gpu=str(entry["gpu"]),
-        tp=int(entry.get("tp") or 1),
-        pp=int(entry.get("pp") or 1),
-        dp=int(entry.get("dp") or 1),
+        tp=_count(entry.get("tp") or 1, "tp"),
+        pp=_count(entry.get("pp") or 1, "pp"),
+        dp=_count(entry.get("dp") or 1, "dp"),
         ep=_expert_ranks(entry),
         engine=engine,
         kv_blocks=stated_int(entry.get("kv_blocks")),
         disaggregated=bool(entry.get("disaggregated", False)),
-        workload=_workload(entry["workload"], folder),
+        workload=_workload(_object(entry["workload"], "workload"), folder),
         measured=measured if isinstance(measured, dict) else None,
         measured_from_queue="no HTTP" in str(engine.get("driver", "")),
     )
+
+
+def _model(fields: Any) -> Json:
+    model = _object(fields, "model")
+    if not isinstance(model["hf"], str) or not model["hf"]:
+        raise ValueError(f"model.hf must be a name, not {model['hf']!r}")
+    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
+        if model.get(name) is not None:
+            _count(model[name], f"model.{name}")
+    moe = model.get("moe")
+    if moe:
+        for name in ("experts", "topk", "expert_intermediate"):
+            _count(_object(moe, "model.moe")[name], f"model.moe.{name}")
+    return model
 
 
 def _expert_ranks(entry: Json) -> int | None:
@@ -182,39 +200,80 @@ def _expert_ranks(entry: Json) -> int | None:
     stated = entry.get("ep")
     if isinstance(stated, str):
         if stated.startswith("tp*dp"):
-            return int(entry.get("tp") or 1) * int(entry.get("dp") or 1)
+            return _count(entry.get("tp") or 1, "tp") * _count(entry.get("dp") or 1, "dp")
         number = re.match(r"\d+", stated)
         return int(number.group()) if number else None
-    return stated
+    return None if stated is None else _count(stated, "ep")
 
 
 def _workload(work: Json, folder: Path) -> SharedPrefixLoad | ReplayLoad:
-    kind = work["kind"]
+    kind = str(work["kind"])
     if kind == "trace":
-        return ReplayLoad(folder / work["file"])
+        return ReplayLoad(folder / str(work["file"]))
     if "shared_prefix" not in kind:
         raise ValueError(f"workload kind {kind!r} is not known (shared_prefix, trace)")
-    prompts, client = work["prompts"], work.get("client") or {}
+    prompts = _object(work["prompts"], "workload.prompts")
+    client = _object(work.get("client") or {}, "workload.client")
+    output = _object(work["output"], "workload.output")
     at_once = re.search(r"at most (\d+) requests in flight", str(work.get("arrival", "")))
+    stages = work["stages"]
+    if not isinstance(stages, list) or not stages:
+        raise ValueError("workload.stages must be a list of stages")
+    timeout_s = client.get("timeout_s")
     return SharedPrefixLoad(
-        stages=tuple(
-            Stage(float(s["rate_rps"]), float(s["duration_s"]), int(s["num_requests"]))
-            for s in work["stages"]
-        ),
-        groups=int(prompts["groups"]),
-        prompts_per_group=int(prompts["prompts_per_group"]),
-        system_tokens=int(prompts["system_prompt_tokens"]),
-        question_tokens=int(prompts["question_tokens"]),
+        stages=tuple(_stage(_object(s, "workload.stages")) for s in stages),
+        groups=_count(prompts["groups"], "prompts.groups"),
+        prompts_per_group=_count(prompts["prompts_per_group"], "prompts.prompts_per_group"),
+        system_tokens=_count(prompts["system_prompt_tokens"], "prompts.system_prompt_tokens"),
+        question_tokens=_count(prompts["question_tokens"], "prompts.question_tokens"),
         lengths=_lengths(prompts.get("observed_prompt_len")),
-        output_tokens=int(work["output"]["tokens_per_request"]),
-        timeout_s=client.get("timeout_s"),
-        max_in_flight=int(at_once.group(1)) if at_once else None,
+        output_tokens=_count(output["tokens_per_request"], "output.tokens_per_request"),
+        timeout_s=None if timeout_s is None else _positive(timeout_s, "client.timeout_s"),
+        max_in_flight=_count(int(at_once.group(1)), "requests in flight") if at_once else None,
+    )
+
+
+def _stage(stage: Json) -> Stage:
+    return Stage(
+        _positive(stage["rate_rps"], "rate_rps"),
+        _positive(stage["duration_s"], "duration_s"),
+        _count(stage["num_requests"], "num_requests"),
     )
 
 
 def _lengths(observed: Any) -> PromptLengths | None:
+    name = "prompts.observed_prompt_len"
     if isinstance(observed, int | float):
-        return PromptLengths(float(observed))
+        return PromptLengths(_positive(observed, name))
     if isinstance(observed, dict):
-        return PromptLengths(float(observed["mean"]), observed.get("min"), observed.get("max"))
+        mean, low, high = (observed.get(k) for k in ("mean", "min", "max"))
+        return PromptLengths(
+            _positive(mean, name),
+            None if low is None else _positive(low, name),
+            None if high is None else _positive(high, name),
+        )
     return None  # a remark: not published
+
+
+MOST = 10_000_000
+"""No count, duration or length of a deployment is larger."""
+
+
+def _object(value: Any, name: str) -> Json:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, not {value!r}")
+    return value
+
+
+def _count(value: Any, name: str) -> int:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or not 1 <= value <= MOST:
+        raise ValueError(f"{name} must be a whole number from 1 to {MOST}, not {value!r}")
+    return int(value)
+
+
+def _positive(value: Any, name: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= MOST:
+        raise ValueError(f"{name} must be a number above 0 and up to {MOST}, not {value!r}")
+    return float(value)

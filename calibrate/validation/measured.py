@@ -21,14 +21,21 @@ def measured_values(experiment: Experiment) -> Values:
     Output tokens and TPOT are the corrected ones. A run of one stage has the same values for the
     stage and the whole.
     """
-    found: Values = {}
     if experiment.measured is None:
-        return found
-    stages = experiment.measured.get("stages") or []
+        return {}
+    try:
+        return _measured_values(experiment.measured)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"experiment {experiment.id}: measured values: {error}") from None
+
+
+def _measured_values(measured: Json) -> Values:
+    found: Values = {}
+    stages = measured.get("stages") or []
     for number, stage in enumerate(stages):
         _latencies(found, int(stage.get("stage", number)), stage)
         _throughput(found, int(stage.get("stage", number)), stage)
-    summary = experiment.measured.get("summary")
+    summary = measured.get("summary")
     if summary:
         _latencies(found, WHOLE_RUN, summary)
     if len(stages) == 1:

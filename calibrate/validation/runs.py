@@ -26,6 +26,7 @@ from sim.engine.config import EngineConfig
 from sim.engine.fast import FastEngine, supports
 from sim.engine.interface import Engine
 from sim.engine.plain import PlainEngine
+from sim.errors import UserError
 
 Progress = Callable[[str], None]
 """Called with the id of every experiment that is done."""
@@ -50,7 +51,16 @@ def predict(
     seeds: Sequence[int] = (0, 1, 2),
     fast: bool = True,
 ) -> Prediction:
-    """Simulate one experiment from its entry alone."""
+    """Simulate one experiment from its entry alone. UserErrors name it."""
+    try:
+        return _predict(experiment, others, seeds, fast)
+    except UserError as error:
+        raise UserError(f"experiment {experiment.id}: {error}") from error
+
+
+def _predict(
+    experiment: Experiment, others: Sequence[Experiment], seeds: Sequence[int], fast: bool
+) -> Prediction:
     server = deployment(experiment, others)
     cost = server.cost_model()
     runs, notes = [], _notes(server)

@@ -19,6 +19,7 @@ from calibrate.validation.experiments import (
     stated_int,
 )
 from calibrate.validation.measured import measured_values
+from calibrate.validation.runs import predict
 from calibrate.validation.workloads import regenerate
 from sim.errors import UserError
 
@@ -205,3 +206,25 @@ def test_every_published_experiment_is_understood(shared_dir: Path) -> None:
             if work.lengths:
                 assert np.mean(lengths) == pytest.approx(work.lengths.mean, rel=0.01)
         assert bool(measured_values(experiment)) == (experiment.split == "open")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": -1}, "tp must be a whole number"),
+        ({"model": {"hf": ""}}, "model.hf must be a name"),
+        ({"model": {"hf": "x", "layers": 1.5}}, "model.layers must be a whole number"),
+        ({"kv_blocks": -3}, "must be a whole number"),
+        ({"engine": []}, "engine must be an object"),
+        ({"workload": {"kind": "dance"}}, "workload kind 'dance' is not known"),
+    ],
+)
+def test_wrong_fields_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"experiment is-tiny: {message}"):
+        load_experiments(write(tmp_path, entry(**changes)))
+
+
+def test_what_cannot_be_simulated_names_the_experiment(tmp_path: Path) -> None:
+    (experiment,) = load_experiments(write(tmp_path, entry(gpu="H1000", kv_blocks=None)))
+    with pytest.raises(UserError, match="experiment is-tiny: unknown GPU 'H1000'"):
+        predict(experiment)
