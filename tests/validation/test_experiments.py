@@ -214,7 +214,7 @@ def test_every_published_experiment_is_understood(shared_dir: Path) -> None:
         ({"tp": -1}, "tp must be a whole number"),
         ({"model": {"hf": ""}}, "model.hf must be a name"),
         ({"model": {"hf": "x", "layers": 1.5}}, "model.layers must be a whole number"),
-        ({"kv_blocks": -3}, "must be a whole number"),
+        ({"kv_blocks": -3}, "an engine argument must be a whole number"),
         ({"engine": []}, "engine must be an object"),
         ({"workload": {"kind": "dance"}}, "workload kind 'dance' is not known"),
     ],
