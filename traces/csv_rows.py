@@ -113,7 +113,7 @@ class CsvReader:
         for the first bad one unless those are skipped."""
         if b'"' in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
             return self._one_by_one(first_line, block)
-        if not block:
+        if block[:1] in b"\r\n" and not block.strip(b"\r\n"):  # a long stretch of blank lines
             return {role: column(role, []) for role in self.at}
         text = np.frombuffer(block, dtype=np.uint8)
         ends = np.flatnonzero(text == NEWLINE)

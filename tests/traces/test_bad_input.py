@@ -242,3 +242,15 @@ def test_options_out_of_range(tmp_path):
     assert "arrivals span 323 years; a bad date?" in message(path)
     path.write_text(AZURE + GOOD + "2024-01-01 00:00:00,1,1\n")
     assert "beyond the 64-bit clock" in message(path, rate_scale=1e-9)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_long_stretches_of_blank_lines_are_nothing(tmp_path: Path, end: str, place: int) -> None:
+    """Longer than a block: a block without a row."""
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2024-05-10 00:00:01,5,3"]
+    rows += ["2024-05-10 00:00:02,6,4"]
+    rows[place] += end * 5_000_000
+    path = tmp_path / "blank.csv"
+    path.write_bytes(end.join(rows).encode())
+    assert traces.load(path).prompt_tokens.tolist() == [5, 6]
