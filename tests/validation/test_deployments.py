@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from calibrate.validate_cli import main
+from calibrate.validation.experiments import load_experiments
 from calibrate.validation.outcome import METRICS
+from calibrate.validation.runs import predict
 from tests.validation.test_errors import MEASURED
 from tests.validation.test_experiments import entry, write
 
@@ -67,3 +69,14 @@ def test_mistakes_are_one_line(
     assert captured.err.startswith("error: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_plain_and_fast_engines_predict_the_same(tmp_path: Path) -> None:
+    cold = entry(id="is-moe", model={"hf": "mistralai/Mixtral-8x7B-v0.1", "moe": None}, tp=2)
+    offloading = entry(id="is-offload")
+    offloading["engine"] = {**offloading["engine"], "cpu_kv_offload": True, "cpu_kv_blocks": 50}
+    for experiment in load_experiments(write(tmp_path, cold, offloading)):
+        fast = predict(experiment, seeds=[0])
+        plain = predict(experiment, seeds=[0], fast=False)
+        assert fast.values == plain.values
+        assert fast.values[-1, "ttft_p99"] > fast.values[-1, "ttft_p50"]
