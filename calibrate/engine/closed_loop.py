@@ -56,12 +56,13 @@ class Modelled:
 
     cost: CostModel
     time: VirtualTime
-    slowness: Callable[[int], float] | None = None
+    slowness: Callable[[int, StepShape], float] | None = None
+    """Factor on the duration of a step that begins at a time, nanoseconds."""
 
     def execute(self, plan: StepPlan, shape: StepShape) -> StepOutcome:
         ns = self.cost.step_ns(shape)
         if self.slowness is not None:
-            ns = max(1, round(ns * self.slowness(self.time.now_ns)))
+            ns = max(1, round(ns * self.slowness(self.time.now_ns, shape)))
         return StepOutcome((ns,), [int(s) for s in plan.samples])
 
 

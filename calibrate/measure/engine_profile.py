@@ -66,4 +66,11 @@ def read_engine(profile: Profile, model: ModelShape, device: str) -> tuple[StepF
             f"the profile has no measured steps of {model.name} (it has: {known or 'none'}); "
             f"make one with: calibrate run --model {model.name}"
         )
-    return StepFit.from_json(entry.fit), MachineState(**entry.key["machine"])
+    try:
+        machine = MachineState(**entry.key["machine"])
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"the profile's engine entry of {model.name} was made by another version ({error}); "
+            f"make it again with: calibrate run --model {model.name}"
+        ) from error
+    return StepFit.from_json(entry.fit), machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from calibrate.measure.probe import Probe, slowness
 from calibrate.measure.recorder import recorder_for
 from calibrate.measure.step_fit import OperatorError, fit_steps, operator_errors, shapes_of
 from calibrate.measure.traffic import Mix, run_traffic, warm_up
+from sim.cost.interface import StepShape
 from sim.cost.measured import StepFit
 from sim.engine.config import EngineConfig
 from sim.errors import UserError
@@ -23,6 +24,10 @@ from sim.errors import UserError
 FloatArray = npt.NDArray[np.float64]
 BLOCK = 25
 """Consecutive steps that are held out, or not, together: neighbours are alike."""
+ROUNDS = 4
+"""Of fitting the steps' cost and the machine's drift in turns."""
+MOST_SENSITIVE = 1.5
+"""A step is never taken to depend on the machine's state by a higher power of the probe."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,26 @@ class MachineState:
     """Its time then: the reference."""
     sensitivity: float
     """A machine on which the probe takes r times as long takes r^sensitivity times as long for a
-    step: the probe is bound by memory more than a step is."""
+    step that only decodes."""
+    chunk_sensitivity: float
+    """The same for steps with a prefill chunk, which depend less on memory."""
     probe_spread: float
+
+    def slowness(self, steps: Sequence[MeasuredStep]) -> FloatArray:
+        """How many times slower than at calibration the probe was after each step, smoothed."""
+        if not self.probe_ns or not all(s.probe_ns for s in steps):
+            return np.ones(len(steps))
+        return slowness([s.probe_ns for s in steps], self.probe_ns)
+
+    def stretch(self, slow: float, shape: StepShape) -> float:
+        """How many times longer a step lasts where the probe is `slow` times slower."""
+        return float(slow ** (self.chunk_sensitivity if shape.prefills else self.sensitivity))
 
     def speed(self, steps: Sequence[MeasuredStep]) -> FloatArray:
         """How many times slower than at calibration the machine was in each step."""
-        if not self.probe_ns or not all(s.probe_ns for s in steps):
-            return np.ones(len(steps))
-        smooth = slowness([s.probe_ns for s in steps], self.probe_ns)
-        result: FloatArray = smooth**self.sensitivity
+        slow = self.slowness(steps)
+        power = [self.chunk_sensitivity if s.shape.prefills else self.sensitivity for s in steps]
+        result: FloatArray = slow ** np.array(power)
         return result
 
 
@@ -57,8 +73,9 @@ class EngineCalibration:
 
 
 def levels_for(config: EngineConfig) -> list[int]:
-    """Concurrencies to visit: powers of two up to what the engine runs at a time."""
-    levels = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    """Concurrencies to visit, up to what the engine runs at a time: closer where few requests
+    run, which is most of the time; what lies between is met on the way down."""
+    levels = [1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 192, 256]
     return [n for n in levels if n <= config.max_num_seqs]
 
 
@@ -105,7 +122,7 @@ def calibration_of(steps: Sequence[MeasuredStep]) -> EngineCalibration:
             f"the calibration's budget was enough for {len(steps)} steps only, and 40 are needed: "
             f"give it more time, or a smaller model"
         )
-    machine = machine_state(steps, fit_steps(steps))
+    machine = machine_state(steps)
     speed = machine.speed(steps)
     held = np.arange(len(steps)) // BLOCK % 4 == 3
     if held.sum() < 10 or (~held).sum() < 20:
@@ -123,19 +140,35 @@ def calibration_of(steps: Sequence[MeasuredStep]) -> EngineCalibration:
     )
 
 
-def machine_state(steps: Sequence[MeasuredStep], fit: StepFit) -> MachineState:
-    """How the steps' residuals follow the probe."""
+def machine_state(steps: Sequence[MeasuredStep]) -> MachineState:
+    """How the times of the steps follow the probe, beside what their shapes explain."""
     probes = np.array([s.probe_ns for s in steps], dtype=np.float64)
     if not probes.all():
-        return MachineState(0.0, 0.0, 0.0)
+        return MachineState(0.0, 0.0, 0.0, 0.0)
     reference = float(np.median(probes))
     low, high = np.percentile(probes, [16, 84])
-    slow = np.log(slowness(probes, reference))
-    predicted = np.sum(list(fit.operators_us(shapes_of(steps)).values()), axis=0)
-    residual = np.log(np.array([s.ns / 1e3 for s in steps]) / predicted)
+    machine = MachineState(reference, 0.0, 0.0, float((high - low) / 2 / reference))
+    slow = np.log(machine.slowness(steps))
+    chunked = np.array([bool(s.shape.prefills) for s in steps])
+    us = np.array([s.ns / 1e3 for s in steps])
+    # The fit without drift takes some of it for cost where a size was met in one state of the
+    # machine only: in turns, both settle.
+    for _ in range(ROUNDS):
+        fit = fit_steps(steps, machine.speed(steps))
+        residual = np.log(us / np.sum(list(fit.operators_us(shapes_of(steps)).values()), axis=0))
+        machine = replace(
+            machine,
+            sensitivity=_slope(slow[~chunked], residual[~chunked]),
+            chunk_sensitivity=_slope(slow[chunked], residual[chunked]),
+        )
+    return machine
+
+
+def _slope(slow: FloatArray, residual: FloatArray) -> float:
+    if len(slow) < 10:
+        return 0.0
     # Outliers of single steps are no drift.
     residual = np.clip(residual, *np.percentile(residual, [2, 98]))
-    variance = float(np.var(slow))
+    together = float(np.mean((slow - slow.mean()) * (residual - residual.mean())))
     # A ridge: with hardly any drift to learn from, assume hardly any effect.
-    slope = float(np.mean((slow - slow.mean()) * (residual - residual.mean()))) / (variance + 1e-3)
-    return MachineState(reference, min(max(slope, 0.0), 1.0), float((high - low) / 2 / reference))
+    return min(max(together / (float(np.var(slow)) + 1e-3), 0.0), MOST_SENSITIVE)

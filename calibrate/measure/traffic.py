@@ -21,6 +21,33 @@ from sim.engine.sequence import Sequence as Seq
 from sim.request import Request
 
 MOST_WALL = 4.0
+WARM_SHARE = 0.03
+"""Part of the budget whose steps are not used."""
+VISIT_SHARE = 0.01
+"""Part of the budget that a visit to one concurrency decodes for, at least."""
+VISIT_STEPS = 8
+"""Steps that a visit decodes, at least."""
+
+
+@dataclass
+class Visit:
+    """Counts the decoding at one concurrency."""
+
+    needed_s: float
+    _steps: int = 0
+    _ns: int = 0
+
+    def reset(self) -> None:
+        self._steps = self._ns = 0
+
+    def add(self, ns: int) -> None:
+        """One more step that only decoded at this concurrency."""
+        self._steps += 1
+        self._ns += ns
+
+    @property
+    def done(self) -> bool:
+        return self._steps >= VISIT_STEPS and self._ns >= 1e9 * self.needed_s
 
 
 @dataclass(frozen=True)
@@ -56,10 +83,15 @@ def run_traffic(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> list[MeasuredStep]:
-    """Serve a closed loop of synthetic requests until the budget is spent, going round the
-    concurrency `levels` (ascending) up and down, a slice of the time each; in several rounds when
-    there is time, so that drift of the machine meets all levels alike. Returns the measured steps,
-    the warm-up left out.
+    """Serve a closed loop of synthetic requests until the budget is spent. Returns the measured
+    steps, the warm-up left out.
+
+    The loop climbs through the concurrency `levels` (ascending), stays at each for a visit, lets
+    the requests drain, and climbs again, up to four times as far; after the highest level from
+    the start. So the machine's drift meets low levels, where an open system is most of the time,
+    again and again, and a short budget leaves out the highest. A visit is counted in steps that
+    only decode: on a slow processor the prefills on the way cost most of the budget, and no level
+    must be passed over for them. Draining measures what lies between the levels without prefills.
 
     The budget is counted on the device's clock, and no more than `MOST_WALL` times it in real
     time: on a machine shared with others a CPU's own time passes more slowly.
@@ -68,13 +100,13 @@ def run_traffic(
     scheduler = Scheduler(config)
     clock = work_clock(executor.runner.decoder.weights.device)
     begin, latest = clock(), time.monotonic() + MOST_WALL * budget_s
-    # Up and down again: a level is reached from its neighbours, without waiting for a drain.
-    tour = [*levels, *levels[-2:0:-1]]
-    rounds = max(1, min(4, int(budget_s / (0.5 * len(tour)))))
-    slot_s = budget_s / (rounds * len(tour))
-    uid, warm = 0, 0
+    visit = Visit(VISIT_SHARE * budget_s)
+    climbs = _climbs(levels)
+    climb, at, uid, warm = 0, 0, 0, 0
     while (elapsed := (clock() - begin) / 1e9) < budget_s and time.monotonic() < latest:
-        level = tour[int(elapsed / slot_s) % len(tour)]
+        if at == len(climbs[climb]) and scheduler.num_running <= levels[0]:
+            climb, at = (climb + 1) % len(climbs), 0
+        level = climbs[climb][at] if at < len(climbs[climb]) else 0
         while scheduler.num_waiting + scheduler.num_running < level:
             scheduler.add(Seq(_request(uid, rng, mix, config)))
             uid += 1
@@ -83,16 +115,35 @@ def run_traffic(
                 break
         plan = scheduler.schedule()
         if plan:
-            outcome = executor.execute(plan, step_shape(plan))
+            shape = step_shape(plan)
+            outcome = executor.execute(plan, shape)
             scheduler.update(plan, outcome.sampled)
             if outcome.drafts is not None:
                 scheduler.update_drafts(plan, outcome.drafts)
-        if not warm and elapsed > 0.03 * budget_s:
+            # Requests that still wait have no room: the level cannot be reached.
+            if level and not shape.prefills and shape.num_decodes + scheduler.num_waiting >= level:
+                visit.add(outcome.stages_ns[-1])
+        if not warm and elapsed > WARM_SHARE * budget_s:
+            # What was counted until now is thrown away: the first level is visited anew.
             warm = len(executor.steps)
+            visit.reset()
+            climb, at = 0, 0
+        elif warm and visit.done:
+            visit.reset()
+            at += 1
         if progress is not None:
             progress(min(1.0, elapsed / budget_s))
     executor.runner.texts.clear()  # of requests that were cut off
     return executor.steps[warm:]
+
+
+def _climbs(levels: Sequence[int]) -> list[Sequence[int]]:
+    """The levels of each climb: up to 4, 16, 64, ..., all."""
+    found, peak = [], 4
+    while peak < levels[-1]:
+        found.append([n for n in levels if n <= peak] or levels[:1])
+        peak *= 4
+    return [*found, levels]
 
 
 def warm_up(executor: RealExecutor, config: EngineConfig) -> None:

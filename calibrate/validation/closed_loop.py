@@ -120,9 +120,11 @@ def compare(
     normalised = None
     if machine.probe_ns and steps and steps[0].probe_ns:
         starts = real.log.table()["start_ns"]
+        slow = machine.slowness(steps)
         drifting = _simulate(
-            requests, config, cost, lambda now: float(np.interp(now, starts, speed))
-        )
+            requests, config, cost,
+            lambda now, shape: machine.stretch(float(np.interp(now, starts, slow)), shape),
+        )  # fmt: skip
         normalised = _errors(real, drifting, fit, steps, speed)
     return Comparison(
         decisions_equal=_same(real, replayed),
@@ -141,7 +143,7 @@ def _simulate(
     requests: Sequence[Request],
     config: EngineConfig,
     cost: MeasuredCost,
-    slowness: Callable[[int], float] | None,
+    slowness: Callable[[int, StepShape], float] | None,
 ) -> Served:
     time = VirtualTime()
     return serve(requests, config, cost, Modelled(cost, time, slowness), time)

@@ -103,6 +103,7 @@ def run_loops(args: argparse.Namespace) -> Loops:
                 about = {
                     "steps": calibration.steps,
                     "sensitivity": calibration.machine.sensitivity,
+                    "chunk_sensitivity": calibration.machine.chunk_sensitivity,
                     "errors": {k: vars(v) for k, v in calibration.errors.items()},
                 }
             else:

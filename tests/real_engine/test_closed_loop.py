@@ -143,7 +143,7 @@ def test_out_of_memory_ends_the_run_with_the_results_so_far():
 def test_drift_stretches_the_simulation():
     config = small_config()
     time = VirtualTime()
-    slow = Modelled(flat_cost(), time, lambda now: 2.0)
+    slow = Modelled(flat_cost(), time, lambda now, shape: 2.0)
     plain = serve(requests(1), config, flat_cost(), Modelled(flat_cost(), VirtualTime()))
     stretched = serve(requests(1), config, flat_cost(), slow, time)
     ratio = stretched.records[0].finish_ns / plain.records[0].finish_ns
