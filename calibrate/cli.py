@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import NoReturn
 
+from calibrate.logs import command as from_logs
 from calibrate.measure import run
 from sim.errors import UserError
 
@@ -64,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--out", required=True, type=Path, help="CSV to write")
     predict.add_argument("--datasheet", type=Path, help="as for fit")
     predict.set_defaults(run=_predict)
+
+    logs = commands.add_parser(
+        "from-logs", help="fit a profile to a running server's logs", description=from_logs.__doc__
+    )
+    from_logs.add_arguments(logs)
+    logs.set_defaults(run=from_logs.run)
 
     report = commands.add_parser("report", help="fit and hold-out errors per operator, and plots")
     report.add_argument("points", nargs="+", type=Path, metavar="POINTS.csv[.gz]")

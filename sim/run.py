@@ -99,11 +99,13 @@ class Simulation:
     from outside: `submit(request)` and `advance(until_s)` in any order, `result()` at any time.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, system: System | None = None) -> None:
+        """`system` is the scenario's, where it is known already; its cost model may be another."""
         self.scenario = scenario
         admission: AdmissionPolicy = policy_of("admission", scenario.admission, scenario.seed, 0)
         routing: RoutingPolicy = policy_of("routing", scenario.routing, scenario.seed, 0)
-        self.system = system = System.of(scenario)
+        system = System.of(scenario) if system is None else system
+        self.system = system
         self.trace: Trace | None = None
         self.clock = Clock()
         engines = self._engines()

@@ -78,10 +78,14 @@ class _Kind:
 
 
 class AttentionTables:
-    """Fixed cost, chunks and decodes of one replica's attention."""
+    """Fixed cost, chunks and decodes of one replica's attention, all of it `scale` times what is
+    predicted."""
 
-    def __init__(self, rank: RankPlan, engine: EngineConfig, predictor: Predictor) -> None:
+    def __init__(
+        self, rank: RankPlan, engine: EngineConfig, predictor: Predictor, scale: float = 1.0
+    ) -> None:
         self._rank = rank
+        self._ns = 1e3 * scale
         self._predictor = predictor
         self._longest = engine.max_model_len
         self._kv_dtype = kv_dtype_of(rank.model, engine)
@@ -139,7 +143,7 @@ class AttentionTables:
                 us = self._predictor.decode_us(
                     batch, seen, heads * query_len, kv_heads, dim, self._kv_dtype
                 )
-                total += kind.layers * 1e3 * us
+                total += kind.layers * self._ns * us
             found = self._alone[batch, query_len] = np.maximum.accumulate(total)
         return found
 
@@ -191,7 +195,7 @@ class AttentionTables:
         if mla is not None:
             # Prefill runs as plain attention on the up-projected keys.
             heads, kv_heads, dim = rank.heads, rank.heads, mla.nope_dim + mla.rope_dim
-        return 1e3 * self._predictor.prefill_us(
+        return self._ns * self._predictor.prefill_us(
             q, prefix, heads, kv_heads, dim, self._kv_dtype, batch
         )
 

@@ -12,6 +12,7 @@ from sim.cost.parallel import RankPlan
 from sim.cost.predictor import Predictor
 from sim.cost.profile import Profile, for_gpu
 from sim.cost.sampling import sorts_for_top_p
+from sim.cost.server import server_entry, server_fit
 from sim.cost.step import StepCost
 from sim.cost.tables import Tables
 from sim.engine.config import EngineConfig
@@ -32,7 +33,8 @@ def build_cost_model(
 
     `profile` None takes the built-in one. `frontend` names what stands between the client and the
     engine (`http`, `network`, `in-process`, `none`). `host_zero` leaves out all host time, for
-    closed-form checks. Raises UserError for a profile of another GPU or an impossible plan.
+    closed-form checks. A profile that `calibrate from-logs` wrote brings its own host constants and
+    scales. Raises UserError for a profile of another GPU or an impossible plan.
     """
     if frontend not in FRONTENDS:
         raise unknown("frontend", frontend, FRONTENDS)
@@ -40,8 +42,9 @@ def build_cost_model(
     predictor = Predictor(chosen, gpu)
     if not sorts_for_top_p(parse_version(engine_version)):
         model = replace(model, top_p=False)
-    tables = Tables(RankPlan.of(model, engine), engine, predictor)
-    host = host_model(engine_version)
+    server = server_fit(chosen)
+    tables = Tables(RankPlan.of(model, engine), engine, predictor, server.scale)
+    host = server.host_of(host_model(engine_version))
     if host_zero:
         host = type(host)(0.0, 0.0, 0.0, 0.0)
     description: dict[str, Any] = {
@@ -50,4 +53,7 @@ def build_cost_model(
         "engine_version": engine_version,
         "frontend": frontend,
     }
-    return StepCost(tables, host, FRONTENDS[frontend], description)
+    entry = server_entry(chosen)
+    if entry is not None:
+        description["server"] = {**entry.key, **server.to_json(), "provenance": entry.provenance}
+    return StepCost(tables, host, server.frontend_of(frontend), description)

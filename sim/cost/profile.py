@@ -114,6 +114,7 @@ def from_json(data: Any, where: str) -> Profile:
         entries=entries,
         provenance=data.get("provenance", ""),
         created=data.get("created", ""),
+        derived_for=data.get("derived_for"),
         meta=data.get("meta", {}),
     )
 
@@ -126,6 +127,7 @@ def save(profile: Profile, path: Path) -> None:
         "created": profile.created,
         "provenance": profile.provenance,
         "meta": profile.meta,
+        **({} if profile.derived_for is None else {"derived_for": profile.derived_for}),
         "units": "microseconds; bytes; fractions of the datasheet's peaks",
         "entries": [
             {

@@ -9,6 +9,8 @@ import numpy as np
 
 from sim.cost.operators import FORMS
 from sim.cost.residual import Residual
+from sim.cost.server import OP as SERVER
+from sim.cost.server import ServerFit
 from sim.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowEr
 """What reading JSON of another shape than expected ends in."""
 
 
-MEASURED = ("overhead", "engine")
-"""Entries that `calibrate run` writes beside the operators' fits, each with a reader of its own."""
+MEASURED = ("overhead", "engine", SERVER)
+"""Entries beside the operators' fits, each with a reader of its own: `calibrate run` writes the
+first two, `calibrate from-logs` the last."""
 
 
 def check(profile: Profile, where: str) -> None:
@@ -27,6 +30,10 @@ def check(profile: Profile, where: str) -> None:
     for name in ("gpu", "provenance", "created"):
         if not isinstance(getattr(profile, name), str):
             raise UserError(f"{where}: damaged profile: {name!r} must be a text")
+    if not isinstance(profile.derived_for, str | None):
+        raise UserError(f"{where}: damaged profile: 'derived_for' must be a text")
+    if sum(entry.op == SERVER for entry in profile.entries) > 1:
+        raise UserError(f"{where}: damaged profile: more than one entry {SERVER!r}")
     for number, entry in enumerate(profile.entries, 1):
         try:
             _check_entry(entry)
@@ -42,6 +49,8 @@ def check(profile: Profile, where: str) -> None:
 def _check_entry(entry: Entry) -> None:
     if entry.op in MEASURED:
         _need(isinstance(entry.fit, dict), "no mapping of what was measured")
+        if entry.op == SERVER:
+            ServerFit.from_json(entry.fit)
         return
     if entry.op not in FORMS:
         raise unknown("operator", str(entry.op), [*FORMS, *MEASURED])

@@ -5,6 +5,8 @@ All times are nanoseconds of device time over all layers of the largest pipeline
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sim.cost.attention import AttentionTables, token_knots
@@ -30,18 +32,28 @@ at 0.1 to 0.2 ms plus 6 us per 100,000 logits on a GB200.)"""
 
 
 class Tables:
-    """Everything the step cost reads, for one replica configuration."""
+    """Everything the step cost reads, for one replica configuration. `scale` gives the factor on
+    the device time of an operator class (`sim.cost.server`)."""
 
-    def __init__(self, rank: RankPlan, engine: EngineConfig, predictor: Predictor) -> None:
+    def __init__(
+        self,
+        rank: RankPlan,
+        engine: EngineConfig,
+        predictor: Predictor,
+        scale: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
         self.rank = rank
         self.engine = engine
         self.predictor = predictor
         self.dtype = activation_dtype(rank.model, engine)
         self.weight_dtype = engine.quantization or rank.model.quantization or self.dtype
-        self.linear, self.moe, self.comm = self._token_tables()
-        self.head = self._head_table()
+        linear, moe, comm = self._token_tables()
+        self.linear = linear * scale("linear")
+        self.moe = moe * scale("moe")
+        self.comm = comm * scale("communication")
+        self.head = self._head_table() * scale("linear")
         self.calibrated_tokens = self._calibrated_tokens()
-        self.attention = AttentionTables(rank, engine, predictor)
+        self.attention = AttentionTables(rank, engine, predictor, scale("attention"))
 
     # By number of tokens.
 
