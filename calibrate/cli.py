@@ -117,8 +117,15 @@ def _predict(args: argparse.Namespace) -> int:
     from calibrate.fit.profile import predict_points
     from sim.cost.predictor import Predictor
     from sim.cost.profile import load
+    from sim.cost.server import server_entry
 
     profile = load(args.profile)
+    if server_entry(profile) is not None:
+        # A server's logs scale what its steps spend on a class, not the calls timed alone.
+        print(
+            f"{args.profile}: single calls are predicted without the scales of a server's steps",
+            file=sys.stderr,
+        )
     gpu = gpu_of_profile(profile, args.datasheet)
     points = read_points_to_predict(args.points, gpu, profile.gpu)
     table = points.table.copy()

@@ -42,6 +42,8 @@ GOOD = ("1", "1.0", "true", "yes", "ok", "success", "successful", "succeeded", "
 BAD = ("0", "0.0", "false", "no", "failed", "failure", "error", "errored", "aborted", "rejected",
        "unfinished", "cancelled", "incomplete", "timeout")  # fmt: skip
 LONGEST_S = 1e9
+ROUNDING_S = 1e-5
+"""Of the times of one request, by which the last token may seem to be before the first."""
 MOST = 2**53
 
 
@@ -212,7 +214,7 @@ def _request(row: Row, roles: Mapping[str, str], clock: _Clock, fixed: int | Non
                     "negative", f"{late} is before arrival; are they of one clock and unit?"
                 )
             found[name] = (absolute[late] - absolute["arrival"]) / 1e9
-    if found.get("e2e", math.inf) < found.get("ttft", 0.0):
+    if found.get("e2e", math.inf) < found.get("ttft", 0.0) - ROUNDING_S:
         raise BadRow("range", "the last token is before the first")
     return _RequestRow(
         absolute["arrival"],

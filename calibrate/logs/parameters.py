@@ -63,7 +63,7 @@ def parameters(system: System, profile: Profile, *, client: bool) -> list[Parame
     if config.world_size * config.data_parallel_size > 1:
         names.append("communication")
     found = [
-        Parameter(f"{n} scale", "scales", n, given.scale(n), SCALE_SPREAD, MOST, 0.08)
+        Parameter(f"{n} scale", "scales", n, given.scale(n), SCALE_SPREAD, MOST, 0.12)
         for n in names
     ]
     if settings.host_zero:

@@ -22,6 +22,8 @@ HUBER = 1.5
 """Residuals beyond so many sigmas count linearly."""
 DETERMINED = 0.5
 """Largest ratio of the spread after the fit to that of the prior."""
+CLEAR = 2.0
+"""Standard deviations that a derivative must be away from 0 to count."""
 ROUNDS = 8
 TOLERANCE = 2e-3
 """Change of the parameters, in spreads of the prior, below which the fit has converged."""
@@ -39,22 +41,24 @@ class Residuals:
     floor: FloatArray
     """Of each group: the least sigma, the error that the model has anyway."""
     basis: Mapping[int, FloatArray] = field(default_factory=dict)
-    """For some groups, orthonormal columns [values, features]: their derivatives are taken to be
-    sums of these. In a simulation every single value jumps when a parameter moves, for a request
-    comes into another step; taken as they are, such derivatives look like knowledge."""
+    """For some groups, orthonormal columns [values, features]: derivatives are taken to be sums of
+    these. In a simulation every single value jumps when a parameter moves, for a request comes into
+    another step; taken as they are, such derivatives look like knowledge."""
 
-    def weights(self) -> FloatArray:
+    def weights(self, hopeful: bool = False) -> FloatArray:
         """Squared-error weight of every value: 1 / sigma^2, less for outliers, and less where a
-        group has more values than it is worth."""
+        group has more values than it is worth. Sigma is the spread of the group, or at its floor
+        when `hopeful`: what could be known if the model were as good as it can be."""
         weights = np.zeros(len(self.values))
         for g, (worth, floor) in enumerate(zip(self.effective, self.floor, strict=True)):
             here = self.group == g
             count = int(here.sum())
             if not count:
                 continue
-            size = np.abs(self.values[here])
+            # Around the median: an error that all share is what is to be fitted, not noise.
+            size = np.abs(self.values[here] - np.median(self.values[here]))
             # 1.48 times the median is the standard deviation of a normal distribution.
-            sigma = max(1.4826 * float(np.median(size)), floor) if count > 1 else floor
+            sigma = floor if hopeful else max(1.4826 * float(np.median(size)), floor)
             robust = np.minimum(1.0, HUBER * sigma / np.maximum(size, 1e-12))
             weights[here] = robust * min(1.0, worth / count) / sigma**2
         return weights
@@ -84,32 +88,61 @@ def solve(
     held: Sequence[bool],
     starts: Sequence[FloatArray] = (),
 ) -> Solution:
-    """Fit the parameters that are not `held`. `starts` are tried instead of 0: where the longer of
-    two times counts, a derivative at 0 may be blind."""
+    """Fit the parameters that are not `held`. The way down begins at 0, and once more at the best
+    of `starts` if that is better than 0: where the longer of two times counts, a derivative at 0
+    may be blind. The lower of the two ends counts."""
     problem = _Problem(evaluate, spreads, bounds, steps)
-    active = ~np.array(held, dtype=np.bool_)
+    free = ~np.array(held, dtype=np.bool_)
     why = ["kept as asked" if h else "" for h in held]
-    theta = np.zeros(len(names))
-    residuals = problem.at(theta)
-    for start in starts:
-        other = problem.at(np.where(active, start, 0.0))
-        if problem.worse(other, start * active, residuals, theta) < 0:
-            theta, residuals = start * active, other
-    jacobian = problem.jacobian(theta, residuals, active)
-    active = _reduce(problem, jacobian, residuals, active, names, why)
-    theta = np.where(active, theta, 0.0)
-    converged = False
+    zero = np.zeros(len(names))
+    active, reasons, theta, residuals, jacobian, converged = _way_down(
+        problem, zero, free, names, why
+    )
+    start = _best_start(problem, zero, [s * free for s in starts])
+    if start is not None:
+        other = _way_down(problem, start, free, names, why)
+        if problem.worse(other[3], other[2], residuals, theta) < 0:
+            active, reasons, theta, residuals, jacobian, converged = other
     for _ in range(2):  # once more, when the parameters at the end turn out to be too many
-        theta, residuals, jacobian, converged = _descend(problem, theta, active)
-        less = _reduce(problem, jacobian, residuals, active, names, why)
+        less = _reduce(problem, jacobian, residuals, active, names, reasons)
         if (less == active).all():
             break
         active, theta = less, np.where(less, theta, 0.0)
-    else:
         theta, residuals, jacobian, converged = _descend(problem, theta, active)
+    why = reasons
     spread = spreads.copy()
     spread[active] = problem.spread(jacobian, residuals, active)
     return Solution(theta, spread, active, tuple(why), problem.evaluations, converged)
+
+
+_Way = tuple[npt.NDArray[np.bool_], list[str], FloatArray, Residuals, FloatArray, bool]
+"""Active parameters, why the others are not, then what `_descend` gives."""
+
+
+def _way_down(
+    problem: _Problem,
+    start: FloatArray,
+    free: npt.NDArray[np.bool_],
+    names: Sequence[str],
+    why: Sequence[str],
+) -> _Way:
+    """Far from a minimum the errors say little of the noise: only what cannot be known however good
+    the model is, is left out."""
+    residuals, reasons = problem.at(start), list(why)
+    jacobian = problem.jacobian(start, residuals, free)
+    active = _reduce(problem, jacobian, residuals, free, names, reasons, hopeful=True)
+    return (active, reasons, *_descend(problem, np.where(active, start, 0.0), active))
+
+
+def _best_start(
+    problem: _Problem, zero: FloatArray, starts: Sequence[FloatArray]
+) -> FloatArray | None:
+    best, found = problem.at(zero), None
+    for start in starts:
+        there = problem.at(start)
+        if problem.worse(there, start, best, zero if found is None else found) < 0:
+            best, found = there, start
+    return found
 
 
 class _Problem:
@@ -136,7 +169,7 @@ class _Problem:
             found[:, j] = (self.at(moved).values - residuals.values) / step
         for group, basis in residuals.basis.items():
             here = residuals.group == group
-            found[here] = basis @ (basis.T @ found[here])
+            found[here] = _smooth(found[here], basis)
         return found
 
     def worse(
@@ -148,19 +181,35 @@ class _Problem:
         prior = float((((new_theta / self.spreads) ** 2) - (old_theta / self.spreads) ** 2).sum())
         return misfit + prior
 
-    def information(self, jacobian: FloatArray, residuals: Residuals) -> FloatArray:
+    def information(
+        self, jacobian: FloatArray, residuals: Residuals, hopeful: bool = False
+    ) -> FloatArray:
         """What the data say: J' W J."""
-        found: FloatArray = jacobian.T @ (residuals.weights()[:, None] * jacobian)
+        found: FloatArray = jacobian.T @ (residuals.weights(hopeful)[:, None] * jacobian)
         return found
 
     def spread(
-        self, jacobian: FloatArray, residuals: Residuals, active: npt.NDArray[np.bool_]
+        self,
+        jacobian: FloatArray,
+        residuals: Residuals,
+        active: npt.NDArray[np.bool_],
+        hopeful: bool = False,
     ) -> FloatArray:
         """Of the active parameters, after the data."""
         some = np.flatnonzero(active)
-        data = self.information(jacobian[:, some], residuals)
+        data = self.information(jacobian[:, some], residuals, hopeful)
         covariance = np.linalg.inv(data + np.diag(self.spreads[some] ** -2.0))
         return np.sqrt(np.diag(covariance))
+
+
+def _smooth(derivatives: FloatArray, basis: FloatArray) -> FloatArray:
+    """The part of each column [values, parameters] along the basis [values, features], without the
+    features that are not clear of the scatter about it."""
+    along = basis.T @ derivatives
+    rest = derivatives - basis @ along
+    scatter = (rest**2).sum(axis=0) / max(len(basis) - basis.shape[1], 1)
+    kept = np.maximum(1 - CLEAR**2 * scatter / np.maximum(along**2, 1e-300), 0.0)
+    return np.asarray(basis @ (kept * along))
 
 
 def _descend(
@@ -205,18 +254,19 @@ def _reduce(
     active: npt.NDArray[np.bool_],
     names: Sequence[str],
     why: list[str],
+    hopeful: bool = False,
 ) -> npt.NDArray[np.bool_]:
     """Without the parameters that the data do not determine, the vaguest taken out first."""
     active = active.copy()
     while active.any():
         some = np.flatnonzero(active)
-        ratio = problem.spread(jacobian, residuals, active) / problem.spreads[some]
+        ratio = problem.spread(jacobian, residuals, active, hopeful) / problem.spreads[some]
         worst = int(np.argmax(ratio))
         if ratio[worst] <= DETERMINED:
             break
         j = int(some[worst])
         active[j] = False
-        data = problem.information(jacobian, residuals)
+        data = problem.information(jacobian, residuals, hopeful)
         alone = 1 / np.sqrt(1 + data[j, j] * problem.spreads[j] ** 2)
         why[j] = "hardly shows in these records"
         if alone <= DETERMINED:
