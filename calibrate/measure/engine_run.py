@@ -24,6 +24,9 @@ from sim.errors import UserError
 FloatArray = npt.NDArray[np.float64]
 BLOCK = 25
 """Consecutive steps that are held out, or not, together: neighbours are alike."""
+RIDGE = 3e-4
+"""Variance of the logarithm of the probe, that of a drift by 2 %, at which half of its effect is
+believed: with hardly any drift to learn from, assume hardly any effect."""
 ROUNDS = 4
 """Of fitting the steps' cost and the machine's drift in turns."""
 MOST_SENSITIVE = 1.5
@@ -170,5 +173,4 @@ def _slope(slow: FloatArray, residual: FloatArray) -> float:
     # Outliers of single steps are no drift.
     residual = np.clip(residual, *np.percentile(residual, [2, 98]))
     together = float(np.mean((slow - slow.mean()) * (residual - residual.mean())))
-    # A ridge: with hardly any drift to learn from, assume hardly any effect.
-    return min(max(together / (float(np.var(slow)) + 1e-3), 0.0), MOST_SENSITIVE)
+    return min(max(together / (float(np.var(slow)) + RIDGE), 0.0), MOST_SENSITIVE)

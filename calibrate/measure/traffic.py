@@ -24,30 +24,37 @@ MOST_WALL = 4.0
 WARM_SHARE = 0.03
 """Part of the budget whose steps are not used."""
 VISIT_SHARE = 0.01
-"""Part of the budget that a visit to one concurrency decodes for, at least."""
+"""Part of the budget that a visit to one concurrency decodes for, ..."""
+VISIT_WHOLE = 4
+"""... unless it takes this many times as long with the prefills in between, ..."""
 VISIT_STEPS = 8
-"""Steps that a visit decodes, at least."""
+"""... but steps without prefill that it must have."""
 
 
 @dataclass
 class Visit:
-    """Counts the decoding at one concurrency."""
+    """Counts the steps at one concurrency, from the first that only decoded."""
 
     needed_s: float
     _steps: int = 0
+    _decode_ns: int = 0
     _ns: int = 0
 
     def reset(self) -> None:
-        self._steps = self._ns = 0
+        self._steps = self._decode_ns = self._ns = 0
 
-    def add(self, ns: int) -> None:
-        """One more step that only decoded at this concurrency."""
-        self._steps += 1
-        self._ns += ns
+    def add(self, ns: int, decodes_alone: bool) -> None:
+        """One more step; whether it decoded at this concurrency and did nothing else."""
+        if decodes_alone:
+            self._steps += 1
+            self._decode_ns += ns
+        if self._steps:
+            self._ns += ns
 
     @property
     def done(self) -> bool:
-        return self._steps >= VISIT_STEPS and self._ns >= 1e9 * self.needed_s
+        most = max(self._decode_ns, self._ns / VISIT_WHOLE)
+        return self._steps >= VISIT_STEPS and most >= 1e9 * self.needed_s
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,8 @@ def run_traffic(
             if outcome.drafts is not None:
                 scheduler.update_drafts(plan, outcome.drafts)
             # Requests that still wait have no room: the level cannot be reached.
-            if level and not shape.prefills and shape.num_decodes + scheduler.num_waiting >= level:
-                visit.add(outcome.stages_ns[-1])
+            there = shape.num_decodes + scheduler.num_waiting >= level > 0
+            visit.add(outcome.stages_ns[-1], there and not shape.prefills)
         if not warm and elapsed > WARM_SHARE * budget_s:
             # What was counted until now is thrown away: the first level is visited anew.
             warm = len(executor.steps)

@@ -10,18 +10,24 @@ import pytest
 import torch
 
 from calibrate import gpu_check
+from calibrate.engine.executor import MeasuredStep
 from calibrate.measure import run as calibrate_run
+from calibrate.measure import traffic
 from calibrate.measure.budget import seconds
 from calibrate.measure.collectives import measure_collectives
+from calibrate.measure.engine_run import levels_for, machine_state
 from calibrate.measure.points import Limits, Point, kernel_points, limits_for
 from calibrate.measure.probe import slowness
 from calibrate.measure.step_fit import fit_steps, operator_errors
 from calibrate.measure.store import PointStore
+from calibrate.measure.traffic import VISIT_STEPS, Mix, run_traffic
 from calibrate.timing import summarise
 from sim.cost.interface import StepShape
 from sim.cost.measured import measured_cost
 from sim.cost.models import model
 from sim.cost.profile import load
+from sim.engine.config import EngineConfig
+from sim.engine.executor import StepOutcome
 from sim.errors import UserError
 
 
@@ -111,8 +117,6 @@ def test_points_cover_every_operator_from_the_start():
 
 
 def test_step_fit_recovers_a_known_engine():
-    from calibrate.engine.executor import MeasuredStep
-
     rng = np.random.default_rng(0)
     steps = []
     for _ in range(300):
@@ -135,8 +139,6 @@ def test_step_fit_recovers_a_known_engine():
 
 
 def test_step_fit_of_decode_graphs():
-    from calibrate.engine.executor import MeasuredStep
-
     rng = np.random.default_rng(1)
     steps = []
     for i in range(300):
@@ -212,3 +214,80 @@ def test_warm_up_leaves_nothing_behind():
     warm_up(executor, config)
     assert executor.steps == []
     assert not executor.runner.texts
+
+
+class SlowPrefills:
+    """An executor on a clock of its own, for which a chunk lasts as long as 100 decodes."""
+
+    def __init__(self, config):
+        from types import SimpleNamespace
+
+        self.config, self.now, self.steps = config, 0, []
+        weights = SimpleNamespace(device=torch.device("cpu"))
+        self.runner = SimpleNamespace(decoder=SimpleNamespace(weights=weights), texts={})
+
+    def execute(self, plan, shape):
+        ns = 400_000_000 if shape.prefills else 4_000_000
+        self.now += ns
+        self.steps.append(MeasuredStep(shape, ns, ns, 0, {}, ()))
+        return StepOutcome((ns,), [int(s) for s in plan.samples])
+
+
+@pytest.mark.parametrize("blocks", [1025, 60])  # 60: too few for the higher levels
+def test_traffic_visits_every_level_however_slow_prefills_are(monkeypatch, blocks):
+    config = EngineConfig(
+        max_model_len=512, max_num_batched_tokens=512, max_num_seqs=16, num_gpu_blocks=blocks,
+        async_scheduling=False,
+    )  # fmt: skip
+    executor = SlowPrefills(config)
+    monkeypatch.setattr(traffic, "work_clock", lambda device: lambda: executor.now)
+    budget_s = 40.0
+    steps = run_traffic(
+        executor, config, Mix(prompt_max=400), levels=levels_for(config), budget_s=budget_s
+    )
+    assert sum(s.ns for s in steps) < budget_s * 1e9
+    alone = [s.shape.num_decodes for s in steps if not s.shape.prefills]
+    # Decodes take a small part of the time, and still every size was met, the lowest most often.
+    visited = levels_for(config) if blocks == 1025 else [1, 2, 3]
+    assert all(alone.count(n) >= VISIT_STEPS for n in visited)
+    assert alone.count(1) > 5 * VISIT_STEPS
+    assert {1, 2, 3, 4} <= set(alone[: len(alone) // 2]) & set(alone[len(alone) // 2 :])
+
+
+def test_drift_is_told_apart_from_cost_and_by_kind_of_step():
+    rng = np.random.default_rng(2)
+    steps = []
+    for i in range(600):
+        slow = 1.3 if i // 60 % 2 else 1.0
+        # Small batches were mostly met while the machine was slow.
+        small = rng.random() < (0.8 if slow > 1 else 0.2)
+        n = 1 if small else int(rng.integers(2, 12))
+        prefills = [(int(rng.integers(20, 400)), 0)] if i % 5 == 0 else []
+        q = sum(x for x, _ in prefills)
+        us = {"qkv": 2000 + 600.0 * (n + q), "attention_decode": 300.0 * n,
+              "attention_prefill": 2.0 * q, "lm_head": 400.0 * n}  # fmt: skip
+        factor = slow ** (0.5 if prefills else 1.2) * rng.normal(1, 0.01)
+        operators = {k: round(v * 1e3 * factor) for k, v in us.items()}
+        total = sum(operators.values())
+        shape = StepShape(n, 100 * n, 10_000 * n, prefills, n)
+        steps.append(MeasuredStep(shape, total, total, round(2e6 * slow), operators, ()))
+    machine = machine_state(steps)
+    assert machine.sensitivity == pytest.approx(1.2, abs=0.1)
+    assert machine.chunk_sensitivity == pytest.approx(0.5, abs=0.1)
+    found = machine.speed(steps)
+    assert machine.stretch(1.3, steps[1].shape) == pytest.approx(1.3**machine.sensitivity)
+    assert found[61] / found[1] == pytest.approx(1.3**machine.sensitivity)
+    errors = operator_errors(fit_steps(steps, found), steps, found)
+    assert errors["step"].median < 0.03
+
+
+def test_an_engine_entry_of_another_version_is_refused():
+    from calibrate.measure.engine_profile import make_profile, read_engine
+    from sim.cost.profile import Entry
+
+    shape = model("Llama-3-8B")
+    machine = {"probe_ns": 1.0, "sensitivity": 1.0, "probe_spread": 0.1}
+    entry = Entry("engine", {"model": shape.name, "machine": machine}, {})
+    profile = make_profile({"device": "cpu", "date": "2026-11-29"}, [entry])
+    with pytest.raises(UserError, match=r"made by another version .*calibrate run --model"):
+        read_engine(profile, shape, "cpu")
