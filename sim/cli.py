@@ -150,7 +150,7 @@ def _run(args: argparse.Namespace) -> None:
 def scenario_of(args: argparse.Namespace) -> Scenario:
     """The scenario of the flags: `--config` first, then flags, then `--set`, in order."""
     from sim.scenario import Scenario
-    from sim.tree import parse_yaml, read_yaml, set_path
+    from sim.tree import read_yaml, set_path, set_text
 
     tree = read_yaml(args.config) if args.config is not None else {}
     if args.trace is not None and args.generate is not None:
@@ -182,14 +182,7 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
     if args.no_fast_forward:
         set_path(tree, "fast_forward", False)
     for setting in args.set:
-        path, equals, text = setting.partition("=")
-        if not equals or not path:
-            raise UserError(f"--set {setting}: write --set path=value")
-        try:
-            value = parse_yaml(text)
-        except ValueError:
-            value = text
-        set_path(tree, path.strip(), value)
+        set_text(tree, setting)
     return Scenario.from_dict(tree)
 
 

@@ -64,6 +64,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return tree
 
 
+def set_text(tree: dict[str, Any], setting: str) -> None:
+    """Change one field as `--set` says: `engine.block_size=32`. UserError without a `=`."""
+    path, equals, text = setting.partition("=")
+    if not equals or not path:
+        raise UserError(f"--set {setting}: write --set path=value")
+    try:
+        value = parse_yaml(text)
+    except ValueError:
+        value = text
+    set_path(tree, path.strip(), value)
+
+
 def set_path(tree: dict[str, Any], path: str, value: Any) -> None:
     """Change one field of a plain tree in place: `policy`, `policy.reserve`, `engine.block_size`.
 

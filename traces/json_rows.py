@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from sim.errors import UserError
+
 from .rows import Columns, column
 from .schema import Schema
-from .source import BadRows
+from .source import BadRows, Source
 from .values import BadRow, shown
 
 _DECODER = json.JSONDecoder(parse_float=str)
@@ -35,6 +37,15 @@ def objects(first_line: int, block: bytes, bad: BadRows) -> Iterator[tuple[int, 
             bad.report(f"line {number}", error.kind, error.reason)
         else:
             yield number, value
+
+
+def first_keys(source: Source) -> list[str]:
+    """The keys of the first line that is an object; UserError when none is."""
+    bad = BadRows(source.shown, skip=True)
+    for first_line, block in source.blocks(bad, quotes=False):
+        for _, value in objects(first_line, block, bad):
+            return list(value)
+    raise UserError(f"{source.shown}: no line of it is a JSON object; {bad.first}")
 
 
 def _tail(text: str, at_end: bool) -> str:

@@ -14,7 +14,7 @@ from sim.request import Trace
 from . import transforms
 from .arrivals import MAX_SECONDS, ArrivalProcess
 from .csv_rows import CsvReader, read_layout
-from .json_rows import JsonReader, objects
+from .json_rows import JsonReader, first_keys
 from .parquet_rows import ParquetReader
 from .rows import Columns, Selection
 from .schema import Schema, choose
@@ -102,23 +102,15 @@ class _Reader:
     ) -> None:
         self.source = source
         self.parquet = ParquetReader(source) if source.parquet else None
-        self.json = not source.parquet and source.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
+        self.json = source.json
         if self.parquet is not None:
             names = self.parquet.names
         elif self.json:
-            names = self._keys()
+            names = first_keys(source)
         else:
             self.layout = read_layout(source.shown, source.head)
             names = self.layout.names
         self.schema: Schema = choose(source.shown, names, format, columns)
-
-    def _keys(self) -> list[str]:
-        """The keys of the first line that is an object."""
-        bad = BadRows(self.source.shown, skip=True)
-        for first_line, block in self.source.blocks(bad, quotes=False):
-            for _, value in objects(first_line, block, bad):
-                return list(value)
-        raise UserError(f"{self.source.shown}: no line of it is a JSON object; {bad.first}")
 
     def read(self, selection: Selection, bad: BadRows) -> Trace:
         """The trace of what `selection` keeps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -115,18 +115,22 @@ def _hash_ids(value: object, what: str) -> list[int]:
     return value
 
 
+def role_pairs(text: str) -> Iterator[tuple[str, str]]:
+    """(role, column) of each item of `arrival=ts,prompt=in_tok`; UserError for another form."""
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        role, equals, column = (part.strip() for part in item.partition("="))
+        if not equals or not column:
+            raise UserError(f"columns: {item!r} is not of the form role=column")
+        yield role, column
+
+
 def parse_columns(columns: str | Mapping[str, str]) -> Schema:
     """The schema of `arrival=ts,prompt=in_tok,output=out_tok[,...]` or of such a mapping.
 
     Raises UserError for an unknown role, one named twice, or no prompt or output.
     """
     if isinstance(columns, str):
-        pairs = []
-        for item in filter(None, (part.strip() for part in columns.split(","))):
-            role, equals, column = item.partition("=")
-            if not equals or not column.strip():
-                raise UserError(f"columns: {item!r} is not of the form role=column")
-            pairs.append((role.strip(), column.strip()))
+        pairs = list(role_pairs(columns))
     else:
         pairs = [(str(role), str(column)) for role, column in columns.items()]
     table: dict[str, str] = {}
@@ -176,9 +180,15 @@ def choose(
 
 
 def _located(path: str, names: Sequence[str], schema: Schema) -> Schema:
-    """`schema` with the file's own spelling: exact, else the only one equal but for punctuation."""
-    spelt = {}
-    for role, column in schema.columns.items():
+    """`schema` with the file's own spelling."""
+    return replace(schema, columns=spelt(path, names, schema.columns))
+
+
+def spelt(path: str, names: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """`columns` (role -> column) as the file with columns `names` spells them: exactly so, else
+    the only one that is equal but for case and punctuation. UserError for none, or several."""
+    located = {}
+    for role, column in columns.items():
         found = [name for name in names if name == column]
         found = found or [name for name in names if normalise(name) == normalise(column)]
         if len(found) > 1:
@@ -186,5 +196,5 @@ def _located(path: str, names: Sequence[str], schema: Schema) -> Schema:
         if not found:
             error = unknown("column", printable(column), [printable(name) for name in names])
             raise UserError(f"{path}: {error}")
-        spelt[role] = found[0]
-    return replace(schema, columns=spelt)
+        located[role] = found[0]
+    return located

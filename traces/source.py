@@ -22,6 +22,8 @@ PACKED_BYTES = 1 << 16
 LINE_BYTES = 1 << 26
 """A line (or quoted row) longer than this is taken for junk."""
 BOM = b"\xef\xbb\xbf"
+BLANK = BOM + b" \t\r\n"
+"""Bytes that may stand before a JSON document."""
 GZIP = b"\x1f\x8b"
 PARQUET = b"PAR1"
 _PACKED = {
@@ -87,6 +89,7 @@ class Source:
         if not self.head:
             raise UserError(f"{self.shown}: is empty, no requests in it")
         self.parquet = self.head.startswith(PARQUET)
+        self.json = not self.parquet and self.head.lstrip(BLANK).startswith(b"{")
         if not self.parquet:
             self._check_text()
 
@@ -96,7 +99,7 @@ class Source:
                 raise UserError(f"{self.shown}: is {kind}; unpack it first (gzip is read as it is)")
         if self.head.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise UserError(f"{self.shown}: is UTF-16 text; save it as UTF-8")
-        if self.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        if self.head.lstrip(BLANK).startswith(b"["):
             raise UserError(
                 f"{self.shown}: is a JSON array; one object a line is read (jq -c '.[]' makes them)"
             )

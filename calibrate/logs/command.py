@@ -8,19 +8,16 @@ import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from calibrate.logs.errors import split
-from calibrate.logs.fit import Fitted, fit_logs
-from calibrate.logs.parameters import with_fit
-from calibrate.logs.read import read_logs
-from calibrate.logs.records import Records
-from calibrate.logs.report import document, text
-from sim.cost.profile import Profile, for_gpu, load, save
 from sim.errors import UserError
-from sim.scenario import Scenario
-from sim.system import System
-from sim.tree import parse_yaml, read_yaml, set_path
+
+if TYPE_CHECKING:  # the simulator is only loaded when logs are fitted
+    from calibrate.logs.fit import Fitted
+    from calibrate.logs.records import Records
+    from sim.cost.profile import Profile
+    from sim.scenario import Scenario
+    from sim.system import System
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, fit, write the profile, print the errors before and after."""
+    from calibrate.logs.errors import split
+    from calibrate.logs.fit import fit_logs
+    from calibrate.logs.read import read_logs
+    from calibrate.logs.report import document, text
+    from sim.cost.profile import for_gpu, load, save
+    from sim.system import System
+
     out = Path(args.out)
     if not out.name.endswith((".json", ".json.gz")):
         raise UserError(f"--out {args.out}: a profile is a .json or .json.gz file")
@@ -103,19 +107,16 @@ def run(args: argparse.Namespace) -> int:
 
 def scenario_of(args: argparse.Namespace) -> Scenario:
     """The server of the flags, as `simulate` takes them: `--config`, then flags, then `--set`."""
+    from sim.scenario import Scenario
+    from sim.tree import read_yaml, set_path, set_text
+
     tree: dict[str, Any] = read_yaml(args.config) if args.config is not None else {}
     flags = {"model": args.model, "gpu": args.gpu, "engine.tensor_parallel_size": args.tp}
     for path, value in flags.items():
         if value is not None:
             set_path(tree, path, value)
     for setting in args.set:
-        path, equals, value = setting.partition("=")
-        if not equals or not path:
-            raise UserError(f"--set {setting}: write --set path=value")
-        try:
-            set_path(tree, path.strip(), parse_yaml(value))
-        except ValueError:
-            set_path(tree, path.strip(), value)
+        set_text(tree, setting)
     for name in ("model", "gpu"):
         if name not in tree:
             raise UserError(f"--{name} is missing: say what served (or give --config)")
@@ -133,6 +134,8 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
 
 def fitted_profile(base: Profile, fitted: Fitted, logs: list[Records], system: System) -> Profile:
     """`base` with what was fitted, and where it is from."""
+    from calibrate.logs.parameters import with_fit
+
     settings = system.scenario.cost
     names = ", ".join(f"{log.name} ({log.format})" for log in logs)
     provenance = f"fitted on {fitted.num_fitted} records of {names}"

@@ -28,9 +28,9 @@ from calibrate.logs.columns import requests_of
 from calibrate.logs.records import FloatArray, IntArray, Requests
 from sim.errors import UserError
 from sim.files import read_bytes
+from traces.source import BLANK
 
 Json = Mapping[str, Any]
-WHITE = b"\xef\xbb\xbf \t\r\n"
 
 
 def read_native(path: str, output_tokens: int | None = None) -> list[Requests] | None:
@@ -43,7 +43,7 @@ def read_native(path: str, output_tokens: int | None = None) -> list[Requests] |
             raw = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error):
             return None  # the reader of tables says what is wrong
-    if raw.lstrip(WHITE)[:1] not in (b"{", b"["):
+    if raw.lstrip(BLANK)[:1] not in (b"{", b"["):
         return None
     found: list[Requests] = []
     name = Path(path).name
@@ -66,7 +66,7 @@ def read_native(path: str, output_tokens: int | None = None) -> list[Requests] |
 
 def _documents(raw: bytes) -> Iterator[Any]:
     """One JSON document after the other, as `vllm bench serve --append-result` writes them."""
-    text = raw.lstrip(WHITE).decode("utf-8", errors="replace")
+    text = raw.lstrip(BLANK).decode("utf-8", errors="replace")
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         try:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from calibrate.logs.records import FloatArray
-from sim.cost.host import host_model
+from sim.cost.host import host_model, overlaps
 from sim.cost.profile import Entry, Profile
 from sim.cost.server import OP, ServerFit, server_fit
 from sim.errors import unknown
@@ -68,9 +68,7 @@ def parameters(system: System, profile: Profile, *, client: bool) -> list[Parame
     ]
     if settings.host_zero:
         return found
-    # As `StepCost` chooses: with pipeline stages the host works for other steps meanwhile.
-    overlaps = config.async_scheduling or config.pipeline_parallel_size > 1
-    kind = "async" if overlaps else "sync"
+    kind = "async" if overlaps(config) else "sync"
     hosts = [f"{kind}_us", f"{kind}_per_seq_us"]
     if config.enforce_eager:
         hosts.append("launch_us")

@@ -30,12 +30,10 @@ class Replay:
 
     def __init__(self, run: Requests, system: System, base: Profile) -> None:
         self._run, self._system, self._base = run, system, base
-        self.simulations = 0
 
     def latencies(self, fit: ServerFit) -> dict[str, FloatArray]:
         """Seconds by name (`LATENCIES`), in the order of the run; NaN for a request that was not
         served. UserError when none was."""
-        self.simulations += 1
         run, system = self._run, self._system
         cost = cost_of(system, self._base, fit)
         simulation = Simulation(system.scenario, replace(system, cost=cost))
@@ -45,10 +43,8 @@ class Replay:
             Client(simulation.clock, simulation.cluster, _load(run)).start()
         simulation.run()
         result = simulation.result()
-        columns, rows = (
-            result.request_columns(),
-            result.rows["uid"],
-        )  # the numbers of the run's rows
+        columns = result.request_columns()
+        rows = result.rows["uid"]  # numbers of the run's requests
         found = {}
         for name in LATENCIES:
             values = np.full(len(run), np.nan)

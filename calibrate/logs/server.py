@@ -6,13 +6,11 @@ from dataclasses import replace
 
 from calibrate.logs.parameters import with_fit
 from sim.cost.build import build_cost_model
-from sim.cost.host import HostModel, host_model
+from sim.cost.host import NO_HOST, HostModel, host_model
 from sim.cost.profile import Profile
-from sim.cost.server import HOST_CONSTANTS, ServerFit
+from sim.cost.server import ServerFit
 from sim.cost.step import StepCost
 from sim.system import System
-
-NO_HOST: dict[str, float] = dict.fromkeys(HOST_CONSTANTS, 0.0)
 
 
 def cost_of(system: System, base: Profile, fit: ServerFit) -> StepCost:
@@ -32,5 +30,5 @@ def cost_of(system: System, base: Profile, fit: ServerFit) -> StepCost:
 def host_of(system: System, fit: ServerFit) -> HostModel:
     settings = system.scenario.cost
     if settings.host_zero:
-        fit = ServerFit(host=NO_HOST)
+        return NO_HOST
     return fit.host_of(host_model(settings.engine_version))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from calibrate.logs.records import FloatArray, IntArray, Steps
-from calibrate.logs.server import NO_HOST, cost_of, host_of
+from calibrate.logs.server import cost_of, host_of
+from sim.cost.host import overlaps
 from sim.cost.profile import Profile
 from sim.cost.server import ServerFit
 from sim.engine.config import EngineConfig
@@ -22,13 +23,13 @@ class StepModel:
     def __init__(self, log: Steps, system: System, base: Profile) -> None:
         check_fits(log, system.config)
         shapes, config = log.shapes, system.config
-        cost = cost_of(system, base, ServerFit(host=NO_HOST, frontend_name="none"))
+        cost = cost_of(system, base, ServerFit())
         parts = cost.parts_s(shapes)
         self._system = system
         self._device = {name: seconds for name, seconds in parts.items() if name != "host"}
         """Of scale 1."""
         self._sequences = shapes.num_decodes + num_chunks(log)
-        self._overlaps = config.async_scheduling or config.pipeline_parallel_size > 1
+        self._overlaps = overlaps(config)
         layers = cost.tables.rank.stage_layers
         self._launches = cost.host.launches_per_layer * layers if config.enforce_eager else 0
 

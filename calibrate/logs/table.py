@@ -1,7 +1,7 @@
 """The named columns of any table: CSV, JSON lines or Parquet; plain or gzip, told by the content.
 
 `--columns ROLE=COLUMN,...` names them, as for traces. Cells come as text, numbers or None, each
-with the place it is from; `Cells` turns them into numbers and says which row is wrong.
+with the place it is from.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.errors import UserError, normalise, unknown
+from sim.errors import UserError, unknown
 from traces.csv_rows import read_layout
-from traces.json_rows import objects
+from traces.json_rows import first_keys, objects
 from traces.parquet_rows import ParquetReader
-from traces.schema import printable
+from traces.schema import role_pairs, spelt
 from traces.source import BadRows, Source
 from traces.values import TIME_DIGITS
 
@@ -29,10 +29,7 @@ def parse_roles(text: str, known: Sequence[str], times: Sequence[str]) -> dict[s
     name says another unit than its role."""
     roles: dict[str, str] = {}
     every = [*known, *(f"{time}_{unit}" for time in times for unit in UNITS)]
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        role, equals, column = (part.strip() for part in item.partition("="))
-        if not equals or not column:
-            raise UserError(f"columns: {item!r} is not of the form role=column")
+    for role, column in role_pairs(text):
         if role not in every:
             raise unknown("column role", role, every)
         if base_of(role, times) in {base_of(other, times) for other in roles}:
@@ -82,19 +79,9 @@ class Table:
     def rows(self, roles: Mapping[str, str], bad: BadRows) -> Iterator[Row]:
         """The rows with the cells of the roles' columns, whose names may differ in case and
         punctuation; broken rows are reported to `bad`."""
-        columns = {role: self._spelt(column) for role, column in roles.items()}
+        columns = spelt(self.shown, self.names, roles)
         reader = {"csv": self._csv, "json lines": self._json, "parquet": self._parquet}
         return reader[self.kind](columns, bad)
-
-    def _spelt(self, column: str) -> str:
-        found = [name for name in self.names if name == column]
-        found = found or [n for n in self.names if normalise(n) == normalise(column)]
-        if len(found) > 1:
-            raise UserError(f"{self.shown}: column {printable(column)} occurs {len(found)} times")
-        if not found:
-            error = unknown("column", printable(column), [printable(n) for n in self.names])
-            raise UserError(f"{self.shown}: {error}")
-        return found[0]
 
     def _csv(self, columns: Mapping[str, str], bad: BadRows) -> Iterator[Row]:
         layout = read_layout(self.shown, self.source.head)
@@ -127,12 +114,10 @@ class Table:
                 yield Row(f"line {line}", cells)
 
     def _parquet(self, columns: Mapping[str, str], _: BadRows) -> Iterator[Row]:
-        # Every role in a column of its own: two roles may name one column.
+        names = sorted(set(columns.values()))  # two roles may name one column
         number = 1
-        for batch in ParquetReader(self.source).file.iter_batches(
-            1 << 14, columns=sorted(set(columns.values()))
-        ):
-            lists = {name: _plain(batch.column(name)) for name in set(columns.values())}
+        for batch in ParquetReader(self.source).file.iter_batches(1 << 14, columns=names):
+            lists = {name: _plain(batch.column(name)) for name in names}
             for i in range(batch.num_rows):
                 cells = {role: lists[name][i] for role, name in columns.items()}
                 yield Row(f"row {number}", cells)
@@ -144,17 +129,9 @@ def open_table(path: str) -> Table:
     source = Source(path)
     if source.parquet:
         return Table(source, ParquetReader(source).names, "parquet")
-    if source.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        return Table(source, _keys(source), "json lines")
+    if source.json:
+        return Table(source, first_keys(source), "json lines")
     return Table(source, read_layout(source.shown, source.head).names, "csv")
-
-
-def _keys(source: Source) -> list[str]:
-    bad = BadRows(source.shown, skip=True)
-    for first_line, block in source.blocks(bad, quotes=False):
-        for _, value in objects(first_line, block, bad):
-            return list(value)
-    raise UserError(f"{source.shown}: no line of it is a JSON object; {bad.first}")
 
 
 def _plain(array: Any) -> list[object]:

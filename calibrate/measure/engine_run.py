@@ -58,10 +58,8 @@ class MachineState:
 
     def speed(self, steps: Sequence[MeasuredStep]) -> FloatArray:
         """How many times slower than at calibration the machine was in each step."""
-        slow = self.slowness(steps)
-        power = [self.chunk_sensitivity if s.shape.prefills else self.sensitivity for s in steps]
-        result: FloatArray = slow ** np.array(power)
-        return result
+        slow = self.slowness(steps).tolist()
+        return np.array([self.stretch(r, s.shape) for r, s in zip(slow, steps, strict=True)])
 
 
 @dataclass(frozen=True)

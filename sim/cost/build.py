@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from sim.cost.hardware import Gpu
-from sim.cost.host import FRONTENDS, host_model, parse_version
+from sim.cost.host import FRONTENDS, NO_HOST, host_model, parse_version
 from sim.cost.models import ModelShape
 from sim.cost.parallel import RankPlan
 from sim.cost.predictor import Predictor
@@ -46,7 +46,7 @@ def build_cost_model(
     tables = Tables(RankPlan.of(model, engine), engine, predictor, server.scale)
     host = server.host_of(host_model(engine_version))
     if host_zero:
-        host = type(host)(0.0, 0.0, 0.0, 0.0)
+        host = NO_HOST
     description: dict[str, Any] = {
         "profile": chosen.label,
         "provenance": chosen.provenance,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.engine.config import EngineConfig
 from sim.errors import UserError
 
 
@@ -28,6 +29,15 @@ class HostModel:
     """Launching one kernel from Python, without CUDA graphs (`enforce_eager`); hidden while the
     device is busier than the host. (From the one eager deployment with published latencies.)"""
     launches_per_layer: int = 16
+
+
+NO_HOST = HostModel(0.0, 0.0, 0.0, 0.0)
+
+
+def overlaps(engine: EngineConfig) -> bool:
+    """Whether the host works while a step is on the devices: for the next one with async
+    scheduling, for those in other stages with a pipeline."""
+    return engine.async_scheduling or engine.pipeline_parallel_size > 1
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sim.cost.attention import Chunks, Decodes, Line
-from sim.cost.host import Frontend, HostModel
+from sim.cost.host import Frontend, HostModel, overlaps
 from sim.cost.interface import FloatArray, IntArray, StepShape, StepShapes
 from sim.cost.tables import Tables
 
@@ -36,8 +36,7 @@ class StepCost:
         self.host = host
         self.frontend = frontend
         self._description = description
-        # With pipeline stages the host works for other steps while one is on the devices.
-        self._async = engine.async_scheduling or engine.pipeline_parallel_size > 1
+        self._async = overlaps(engine)
         self._launch = 0.0
         if engine.enforce_eager:
             kernels = host.launches_per_layer * tables.rank.stage_layers

@@ -89,6 +89,36 @@ def test_requests_find_what_their_latencies_show(
         assert after < before / 3, latency
 
 
+LOAD = "poisson:rate=5,n=300,prompt=lognormal(800,2000,max=4000),output=lognormal(120,300,max=800)"
+SLOWER = ServerFit({"attention": 1.3, "linear": 1.1}, {}, {"delivery_us": 9e3})
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"), [("steps.csv.gz", logs.STEPS), ("requests.parquet", logs.REQUESTS)]
+)
+def test_the_profile_serves_as_the_server_that_made_the_logs(
+    name: str, columns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth, log, out = (
+        logs.serve(tmp_path, SLOWER, generate=LOAD),
+        tmp_path / name,
+        tmp_path / "p.json",
+    )
+    if name.startswith("steps"):
+        truth.steps.to_csv(log, index=False)
+    else:
+        truth.requests.to_parquet(log)
+    calibrate(log, out, "--columns", columns, capsys=capsys)
+    found = server_fit(load(out))
+    if name.startswith("steps"):  # latencies alone hardly tell the two scales apart
+        assert found.scale("linear") == pytest.approx(1.1, rel=0.01)
+        assert found.scale("attention") == pytest.approx(1.3, rel=0.03)
+    again = logs.serve(tmp_path, None, generate=LOAD, cost={"profile": str(out)})
+    assert again.requests["tpot_s"].mean() == pytest.approx(
+        truth.requests["tpot_s"].mean(), rel=0.03
+    )
+
+
 @pytest.mark.parametrize("tool", ["vllm bench serve", "guidellm", "inference-perf"])
 def test_results_of_load_generators_are_fitted_as_they_are(
     tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -239,6 +269,8 @@ def test_text_says_what_a_reader_must_know(
         (("--out", "p.txt"), "a profile is a .json"),
         (("--out", "/nowhere/p.json"), "no file can be written there"),
         (("--gpu", "h100x"), "unknown GPU"),
+        (("--columns", "duration=nope,decodes=num_decodes,context=decode_context"), "nope"),
+        (("--out", "."), "--out"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -250,6 +282,22 @@ def test_mistakes_are_one_line(
     assert said.lower() in error.lower()
     assert len(error.strip().splitlines()) == 1, error
     assert not (steps_log.parent / "p.json").exists()
+
+
+def test_what_is_missing_is_named(
+    steps_log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = str(steps_log), str(tmp_path / "p.json")
+    for args, said in [
+        ([log, *logs.SERVER], "--columns"),
+        ([log, "--columns", logs.STEPS, "--gpu", "h100"], "--model"),
+        ([str(tmp_path / "none.csv"), "--columns", logs.STEPS, *logs.SERVER], "none.csv"),
+    ]:
+        assert main(["from-logs", *args, "--out", out]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert len(error.strip().splitlines()) == 1, error
+    assert not Path(out).exists()
 
 
 @pytest.fixture(scope="module")
