@@ -202,5 +202,9 @@ def _report(
         f"copy {profile.meta['peaks']['copy_gb_s']:.0f} GB/s, "
         f"product {profile.meta['peaks']['product_tflops']:.2f} TFLOP/s"
     )
+    took_s, budget_s = profile.meta["took_s"], profile.meta["budget_s"]
+    if took_s > 1.2 * budget_s:
+        console.print(f"took {took_s:.0f} s, longer than the budget of {budget_s:.0f} s: this "
+                      f"machine needs that for one point of each operator and for the engine")  # fmt: skip
     if measured[0] < measured[1]:
         console.print("the same command again measures the rest")

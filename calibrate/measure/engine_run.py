@@ -15,7 +15,7 @@ from calibrate.engine.runner import ModelRunner
 from calibrate.measure.probe import Probe, slowness
 from calibrate.measure.recorder import recorder_for
 from calibrate.measure.step_fit import OperatorError, fit_steps, operator_errors, shapes_of
-from calibrate.measure.traffic import Mix, run_traffic, warm_up
+from calibrate.measure.traffic import FEWEST_STEPS, Mix, run_traffic, warm_up
 from sim.cost.interface import StepShape
 from sim.cost.measured import StepFit
 from sim.engine.config import EngineConfig
@@ -96,8 +96,8 @@ def calibrate_engine(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> EngineCalibration:
-    """Run traffic for `budget_s` seconds and fit the cost of a step. UserError when the budget
-    was too short for 40 steps."""
+    """Run traffic for `budget_s` seconds, or longer where that is too short for `FEWEST_STEPS`, and
+    fit the cost of a step. UserError when there were fewer even so."""
     executor = make_executor(runner, config)
     begin = time.monotonic()
     if runner.decoder.weights.device.type == "cuda":
@@ -118,10 +118,10 @@ def calibrate_engine(
 
 def calibration_of(steps: Sequence[MeasuredStep]) -> EngineCalibration:
     """Fit measured steps, with the machine's drift taken out, and check on held-out ones."""
-    if len(steps) < 40:
+    if len(steps) < FEWEST_STEPS:
         raise UserError(
-            f"the calibration's budget was enough for {len(steps)} steps only, and 40 are needed: "
-            f"give it more time, or a smaller model"
+            f"the calibration's budget was enough for {len(steps)} steps only, and {FEWEST_STEPS} "
+            f"are needed: give it more time, or a smaller model"
         )
     machine = machine_state(steps)
     speed = machine.speed(steps)

@@ -15,7 +15,7 @@ from calibrate.measure import run as calibrate_run
 from calibrate.measure import traffic
 from calibrate.measure.budget import seconds
 from calibrate.measure.collectives import measure_collectives
-from calibrate.measure.engine_run import levels_for, machine_state
+from calibrate.measure.engine_run import calibration_of, levels_for, machine_state
 from calibrate.measure.points import Limits, Point, kernel_points, limits_for
 from calibrate.measure.probe import slowness
 from calibrate.measure.step_fit import fit_steps, operator_errors
@@ -252,6 +252,24 @@ def test_traffic_visits_every_level_however_slow_prefills_are(monkeypatch, block
     assert all(alone.count(n) >= VISIT_STEPS for n in visited)
     assert alone.count(1) > 5 * VISIT_STEPS
     assert {1, 2, 3, 4} <= set(alone[: len(alone) // 2]) & set(alone[len(alone) // 2 :])
+
+
+def test_a_budget_too_short_for_a_fit_is_overrun(monkeypatch):
+    config = EngineConfig(
+        max_model_len=512, max_num_batched_tokens=512, max_num_seqs=4, num_gpu_blocks=1025,
+        async_scheduling=False,
+    )  # fmt: skip
+    executor = SlowPrefills(config)
+    monkeypatch.setattr(traffic, "work_clock", lambda device: lambda: executor.now)
+    run = {"config": config, "mix": Mix(prompt_max=400), "levels": levels_for(config)}
+    enough = run_traffic(executor, budget_s=1.0, **run)
+    assert len(enough) == traffic.FEWEST_STEPS
+    assert sum(s.ns for s in enough) > 1e9
+    executor = SlowPrefills(config)
+    few = run_traffic(executor, budget_s=0.1, **run)
+    assert len(few) < traffic.FEWEST_STEPS
+    with pytest.raises(UserError, match=r"for \d+ steps only, and 40 are needed"):
+        calibration_of(few)
 
 
 def test_drift_is_told_apart_from_cost_and_by_kind_of_step():
