@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.format import count, duration, percent, rate
 from sim.scenario import SLO, Scenario
 
 LATENCIES = (
@@ -17,6 +18,8 @@ LATENCIES = (
 )
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 LABEL = 12
+Row = tuple[str, Sequence[str]]
+"""A name and a cell for each column."""
 COLOURS = {"stable": "32", "near-capacity": "33", "unstable": "31"}
 
 
@@ -27,7 +30,7 @@ class Style:
         self.colour = colour
 
     def paint(self, text: str, code: str) -> str:
-        return f"\033[{code}m{text}\033[0m" if self.colour else text
+        return f"\033[{code}m{text}\033[0m" if self.colour and code else text
 
     def label(self, text: str) -> str:
         return self.paint(f"{text:<{LABEL}}", "2")
@@ -37,8 +40,8 @@ def render(summary: Mapping[str, Any], scenario: Scenario, style: Style) -> str:
     """One run."""
     stability = summary["stability"]
     lines = [
-        style.paint(_title(scenario), "1"),
-        style.label("trace") + _trace(summary),
+        style.paint(title(summary, scenario), "1"),
+        style.label("trace") + trace_line(summary),
         style.label("requests") + _requests(summary["requests"]),
         "",
         style.label("") + "".join(f"{name:>10}" for name in COLUMNS),
@@ -65,72 +68,41 @@ def render_comparison(
     summaries: Mapping[str, Mapping[str, Any]], scenario: Scenario, style: Style
 ) -> str:
     """Several policies on the same requests, a column each."""
-    width = max(14, *(len(name) + 2 for name in summaries))
     first = next(iter(summaries.values()))
-    label = 24
-
-    def row(name: str, cells: Sequence[str]) -> str:
-        return style.paint(f"{name:<{label}}", "2") + "".join(f"{c:>{width}}" for c in cells)
-
-    lines = [
-        style.paint(_title(scenario, policy=False), "1"),
-        style.label("trace") + _trace(first, simulated=False),
-        "",
-        style.paint(row("", list(summaries)), "1")
-        if not style.colour
-        else row("", list(summaries)),
-    ]
     verdicts = [s["stability"]["verdict"] for s in summaries.values()]
-    cells = "".join(style.paint(f"{v:>{width}}", COLOURS[v]) for v in verdicts)
-    lines.append(style.paint(f"{'stability':<{label}}", "2") + cells)
-    for name, path, show in _COMPARED:
-        lines.append(row(name, [show(_at(s, path)) for s in summaries.values()]))
-    return "\n".join(lines)
+    rows = [("stability", verdicts)]
+    rows += [(name, [show(at(s, path)) for s in summaries.values()]) for name, path, show in ROWS]
+    return "\n".join(
+        [
+            style.paint(title(first, scenario, policy=False), "1"),
+            style.label("trace") + trace_line(first, simulated=False),
+            "",
+            *columns(list(summaries), rows, style),
+        ]
+    )
 
 
-def duration(seconds: float | None) -> str:
-    """Three significant digits in the unit that reads best."""
-    if seconds is None:
-        return "-"
-    for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
-        if seconds < limit * 0.9995:
-            return f"{_three(seconds * scale)} {unit}"
-    if seconds < 600:
-        return f"{_three(seconds)} s"
-    if seconds < 36_000:
-        return f"{_three(seconds / 60)} min"
-    return f"{_three(seconds / 3600)} h"
+def columns(heads: Sequence[str], rows: Sequence[Row], style: Style) -> list[str]:
+    """Lines of a table with a column per head; verdicts in it have their colour."""
+    cells = [*heads, *(cell for _, row in rows for cell in row)]
+    width = max(14, 2 + max(len(cell) for cell in cells))
+
+    def line(name: str, row: Sequence[str]) -> str:
+        shown = (style.paint(f"{c:>{width}}", COLOURS.get(c, "")) for c in row)
+        return style.paint(f"{name:<24}", "2") + "".join(shown)
+
+    return [line("", heads), *(line(name, row) for name, row in rows)]
 
 
-def _three(value: float) -> str:
-    if value >= 99.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
-def rate(value: float | None) -> str:
-    return "-" if value is None else _three(value)
-
-
-def percent(part: float | None) -> str:
-    if part is None:
-        return "-"
-    shown = f"{part * 100:.1f}"
-    return f"{'<0.1' if shown == '0.0' and part > 0 else shown} %"
-
-
-def count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _at(summary: Mapping[str, Any], path: str) -> Any:
+def at(summary: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path."""
     value: Any = summary
     for name in path.split("."):
         value = value[name]
     return value
 
 
-_COMPARED = (
+ROWS = (
     ("load of capacity", "stability.utilisation", percent),
     ("capacity, requests/s", "stability.capacity_requests_per_s", rate),
     ("completed", "requests.completed", count),
@@ -158,22 +130,24 @@ _COMPARED = (
 )
 
 
-def _title(scenario: Scenario, policy: bool = True) -> str:
+def title(summary: Mapping[str, Any], scenario: Scenario, policy: bool = True) -> str:
+    """What was simulated, in the catalogue's names, whatever aliases the user wrote."""
+    model, gpu = summary["run"]["model"], summary["run"]["gpu"]
     replicas = scenario.cluster.replicas
     gpus = scenario.engine.get("tensor_parallel_size") or 1
     stages = scenario.engine.get("pipeline_parallel_size") or 1
-    where = f"{gpus * stages} x {scenario.gpu}" if gpus * stages > 1 else scenario.gpu
+    where = f"{gpus * stages} x {gpu}" if gpus * stages > 1 else gpu
     if scenario.execute.device is not None:
         where = "the real engine"
     fleet = f"{replicas} replicas of {where}, {scenario.routing.name}" if replicas > 1 else where
-    title = f"{scenario.model} on {fleet}"
+    served = f"{model} on {fleet}"
     if not policy:
-        return title
+        return served
     options = ", ".join(f"{k}={v}" for k, v in scenario.policy.options.items())
-    return f"{title}: {scenario.policy.name}" + (f" ({options})" if options else "")
+    return f"{served}: {scenario.policy.name}" + (f" ({options})" if options else "")
 
 
-def _trace(summary: Mapping[str, Any], simulated: bool = True) -> str:
+def trace_line(summary: Mapping[str, Any], simulated: bool = True) -> str:
     trace = summary["trace"]
     # How many rows were kept is in the number of requests; here is what was done to the others.
     told = {
@@ -185,7 +159,9 @@ def _trace(summary: Mapping[str, Any], simulated: bool = True) -> str:
     if simulated:
         notes = f", {duration(summary['run']['simulated_s'])} simulated{notes}"
     name = trace["name"] if trace["name"].isprintable() else repr(trace["name"])
-    return f"{name} ({trace['format']}), {trace['requests']:,} requests{notes}"
+    number = trace["requests"]
+    requests = "1 request" if number == 1 else f"{number:,} requests"
+    return f"{name} ({trace['format']}), {requests}{notes}"
 
 
 def _requests(requests: Mapping[str, Any]) -> str:
@@ -252,5 +228,5 @@ def _waste(waste: Mapping[str, float]) -> str:
 def _cost_model(cost: Mapping[str, Any]) -> str:
     extrapolated = percent(cost["extrapolated_fraction"])
     head = f"profile {cost['profile']}, {extrapolated} of steps extrapolated"
-    source = textwrap.wrap(cost["provenance"], 100, break_long_words=False)
+    source = textwrap.wrap(cost["provenance"], 100, break_long_words=False, break_on_hyphens=False)
     return ("\n" + " " * LABEL).join([head, *source])

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sim.cluster.records import STATUSES
+from sim.cost.hardware import Gpu
 from sim.cost.interface import CostModel
+from sim.cost.models import ModelShape
 from sim.engine.config import EngineConfig
 from sim.engine.log import StepLog
 from sim.engine.waste import WasteLog
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 class ResolvedSystem(Protocol):
     """What a result needs to know of the system that was simulated."""
 
+    model: ModelShape
+    gpu: Gpu
     config: EngineConfig
     cost: CostModel
     notes: list[str]
@@ -88,6 +92,8 @@ class Result:
             "steps": steps,
             "events": self.num_events,
             "simulated_s": self.end_ns / NS,
+            "model": self.system.model.name,
+            "gpu": self.system.gpu.name,
             "replicas": len(self.logs),
             "engine": self._engine_name(),
             "why_plain": self.system.why_plain,

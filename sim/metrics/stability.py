@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from sim.format import duration, rate
 from sim.metrics.capacity import Capacity
 from sim.metrics.distribution import NS, FloatArray, IntArray
 
@@ -50,9 +51,11 @@ class Stability:
     """Slope of the number of requests waiting for their first step, while requests come."""
     waiting_at_last_arrival: int
     max_waiting: int
-    rejected_fraction: float
+    turned_away_fraction: float
+    """Of the requests, those that admission refused. One that no engine could serve (its prompt is
+    longer than the context or than all KV blocks) is not among them: it costs nothing."""
     timeout_fraction: float
-    """Of the requests, turned away at the door and given up by their clients."""
+    """Of the requests, those whose clients gave up."""
     capacity_probe_requests: int
     sentence: str = ""
 
@@ -89,13 +92,15 @@ def assess(
         queue_growth_per_s=waiting.slope_per_s,
         waiting_at_last_arrival=waiting.at_end,
         max_waiting=waiting.most,
-        rejected_fraction=rejected / n if n else 0.0,
+        turned_away_fraction=rejected / n if n else 0.0,
         timeout_fraction=timeouts / n if n else 0.0,
         capacity_probe_requests=capacity.requests if capacity is not None else 0,
     )
     service_s = _typical_s(scheduled_ns, done_ns)
     long = span_s >= LONG_RUN * service_s and n >= 200
     _judge(stability, waiting, long, span_s)
+    if n and not (scheduled_ns >= 0).any() and stability.verdict == STABLE:
+        stability.sentence = "no request was served, so nothing is known of the load"
     return stability
 
 
@@ -103,10 +108,10 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
     """Fill in verdict and sentence."""
     load, over = s.utilisation, s.overloaded_fraction or 0.0
     growing = long and waiting.grows(s.offered_requests_per_s)
-    lost = s.rejected_fraction + s.timeout_fraction
+    lost = s.turned_away_fraction + s.timeout_fraction
     if lost > 0.01 and (load is None or load >= NEAR_UTILISATION):
         s.verdict = NEAR
-        how = "turned away" if s.rejected_fraction >= s.timeout_fraction else "given up"
+        how = "turned away" if s.turned_away_fraction >= s.timeout_fraction else "given up"
         s.sentence = (
             f"the queue stays finite because {lost:.0%} of the requests are {how}{_of_capacity(s)}"
         )
@@ -125,17 +130,14 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
         else:
             s.sentence = (
                 f"more arrives than can be served{_of_capacity(s)}; the trace is short "
-                f"({span_s:.3g} s): {s.waiting_at_last_arrival:,} requests were waiting when its "
-                f"last one arrived"
+                f"({duration(span_s)}): {s.waiting_at_last_arrival:,} requests were waiting when "
+                f"its last one arrived"
             )
     elif growing:
         s.verdict = UNSTABLE
-        s.sentence = (
-            f"the queue grows by {s.queue_growth_per_s:.3g} requests/s although{_of_capacity(s)}: "
-            f"the load is uneven over replicas or time"
-            if load is not None
-            else f"the queue grows by {s.queue_growth_per_s:.3g} requests/s"
-        )
+        s.sentence = f"the queue grows by {rate(s.queue_growth_per_s)} requests/s"
+        if load is not None:
+            s.sentence += f" although{_of_capacity(s)}: the load is uneven over replicas or time"
     elif load is not None and load >= NEAR_UTILISATION:
         s.verdict = NEAR
         s.sentence = (
@@ -162,8 +164,8 @@ def _of_capacity(s: Stability) -> str:
     if s.utilisation is None:
         return ""
     return (
-        f" ({s.offered_requests_per_s:.3g} of {s.capacity_requests_per_s:.3g} requests/s, "
-        f"{s.utilisation:.0%})"
+        f" ({rate(s.offered_requests_per_s)} of {rate(s.capacity_requests_per_s)} requests/s, "
+        f"{s.utilisation:,.0%})"
     )
 
 

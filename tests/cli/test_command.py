@@ -272,7 +272,7 @@ def test_names_that_no_encoding_has(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["trace"]["name"] == trace.name
     assert json.loads((out / "summary.json").read_text())["trace"]["name"] == trace.name
     again = simulate("--config", out / "scenario.yaml", env=plain)
-    assert "trace       '\\udcff\\n.csv' (azure), 1 requests" in again.stdout
+    assert "trace       '\\udcff\\n.csv' (azure), 1 request" in again.stdout
 
 
 def test_interrupt_is_one_line() -> None:

@@ -97,3 +97,18 @@ def test_requests_at_one_instant_have_no_rate() -> None:
     found = verdict(np.zeros(7, dtype=np.int64))
     assert found.offered_requests_per_s is None
     assert found.verdict == "stable"
+
+
+def test_nothing_served_is_said() -> None:
+    never = np.full(3, -1, dtype=np.int64)
+    arrival = np.arange(3) * SERVICE_NS
+    found = assess(arrival, never, arrival, 0, None, 1)
+    assert found.sentence.startswith("no request was served")
+
+
+def test_huge_loads_are_written_out() -> None:
+    arrival = np.arange(50) * 3
+    start, end = served(arrival)
+    sentence = assess(arrival, start, end, 0, TRUE, 1).sentence
+    assert "(333,333,333 of 100 requests/s, 333,333,333%)" in sentence
+    assert "e+" not in sentence
