@@ -34,7 +34,7 @@ def gpu_of_profile(profile: Profile, datasheet: Path | None) -> Gpu:
     """The GPU a profile was fitted for; it keeps the datasheet of one that is not built in."""
     if datasheet is None and "datasheet" in profile.meta:
         return gpu_from_datasheet(profile.meta["datasheet"], f"profile of {profile.gpu}")
-    return read_gpu(profile.gpu, datasheet)
+    return read_gpu(profile.derived_for or profile.gpu, datasheet)
 
 
 def read_points_of(paths: Sequence[Path], card: Gpu, called: str) -> list[Points]:

@@ -3,7 +3,8 @@
     python -m calibrate.fit.shipped FOLDER [GPU ...]
 
 `FOLDER` holds the tables of published timings (gemm.csv.gz, attn_prefill.csv.gz, ...; see
-`calibrate.fit.points` for the columns). What is written are coefficients and smoothed residuals.
+`calibrate.fit.points` for the columns). What is written are coefficients and smoothed residuals,
+and for GPUs that nobody timed whose entries they have (`sim.cost.derived`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from calibrate.fit.inputs import read_gpu
 from calibrate.fit.points import Points, of_gpu, read_points
 from calibrate.fit.profile import fit_profile
-from sim.cost.hardware import aliases
-from sim.cost.profile import save
+from sim.cost.hardware import aliases, catalogue
+from sim.cost.profile import derive, save
 
 FILES = (
     "gemm",
@@ -48,10 +49,13 @@ TARGET = Path(__file__).resolve().parents[2] / "sim" / "cost" / "profiles"
 
 
 def main(argv: Sequence[str]) -> int:
-    folder, names = Path(argv[0]), argv[1:] or GPUS
+    folder, names = Path(argv[0]), argv[1:] or (*GPUS, *derived_gpus())
     tables = [read_points(folder / f"{name}.csv.gz") for name in FILES]
     for name in names:
         card = read_gpu(name, None)
+        if card.name in derived_gpus():
+            save(derive(card), TARGET / f"{card.name}.json", by_reference=True)
+            continue
         mine = [p for p in (of_gpu(t, aliases(card)) for t in tables) if len(p.table)]
         profile = fit_profile(
             mine,
@@ -69,6 +73,11 @@ def main(argv: Sequence[str]) -> int:
             f"{path.name}: {len(entries)} operators, {path.stat().st_size // 1024} KB", flush=True
         )
     return 0
+
+
+def derived_gpus() -> list[str]:
+    """Built-in GPUs without timings."""
+    return [name for name in catalogue() if name not in GPUS]
 
 
 def _cited(points: Sequence[Points]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.cost import hardware, routing
+from sim.cost.derived import GDDR_GAIN, gains_from_gddr
 from sim.cost.hardware import Gpu
 from sim.cost.models import DTYPE_BYTES
 from sim.cost.operators import FORMS, Form
@@ -32,9 +33,6 @@ that share of the bandwidth, as published calls with long contexts do. Those wit
 many equal sequences are up to 20 % slower: their thread blocks start and end in waves, which the
 unequal contexts of real requests smear out. (Seen in the open deployments of Llama-2-7B, whose
 steps are half attention: within 2 % so, 8 % too slow without.)"""
-GDDR_GAIN = 1.15
-"""Share of the datasheet bandwidth that products reach on GDDR memory, over that on HBM (L40S 0.75,
-RTX 4090 and PRO 6000 0.76 to 0.86; A100 0.66, H100 0.71), for cards that borrow from the latter."""
 MEMORY_MODE: Mapping[str, float] = {"L40S": 1.06}
 """GPUs whose published calls show two memory speeds, in a model's step over most of the calls: on
 L40S decode attention runs at 620 or at 720 GB/s, from one row to the next, mostly at 620; the open
@@ -89,14 +87,16 @@ class Predictor:
     def __init__(self, profile: Profile, gpu: Gpu) -> None:
         profile.require(gpu)
         self.profile = profile
-        if profile.derived_for is not None and gpu.gddr and not hardware.gpu(profile.gpu).gddr:
+        self._datasheet = gpu
+        if profile.derived_for is not None and gains_from_gddr(gpu, hardware.gpu(profile.gpu)):
             gpu = replace(gpu, bandwidth=gpu.bandwidth * GDDR_GAIN)
         self.gpu = gpu
         self._chosen: dict[tuple[Any, ...], Operator] = {}
 
     def gemm_us(self, m: npt.ArrayLike, n: int, k: int, dtype: str) -> Array:
         """x[m,k] w[k,n]; `dtype` is the weights' (`bf16`, `fp8`, `int4`, ...)."""
-        return self._operator("gemm", dtype=dtype).us(_columns(m=m, n=n, k=k), in_model=True)
+        us = self._operator("gemm", dtype=dtype).us(_columns(m=m, n=n, k=k), in_model=True)
+        return self._streamed(us, n * k, dtype)
 
     def prefill_us(
         self,
@@ -161,8 +161,17 @@ class Predictor:
         columns["tokens"] = columns["tokens"] * routing.busiest_rank(experts, ep)
         chosen = self._operator("moe", dtype=dtype, distribution="balanced")
         us = chosen.us(columns, in_model=True)
-        blocks_only = dtype == "fp8" and chosen.entry.key.get("dtype") == "fp8_block"
-        return us * FP8_OVER_BLOCK if blocks_only else us
+        if dtype == "fp8" and chosen.entry.key.get("dtype") == "fp8_block":
+            us = us * FP8_OVER_BLOCK
+        return self._streamed(us, 3 * columns["active"] * (hidden * inter / tp), dtype)
+
+    def _streamed(self, us: Array, weights: npt.ArrayLike, dtype: str) -> Array:
+        """`us`, but no less than reading that many weights at the datasheet's bandwidth: benchmarks
+        repeat one call, and small weights stay in the L2 cache; a model's other layers evict them.
+        """
+        size = np.asarray(weights, dtype=np.float64) * DTYPE_BYTES.get(dtype, 2.0)
+        bounded: Array = np.maximum(us, size * (1e6 / self._datasheet.bytes_per_s))
+        return bounded
 
     def collective_us(self, op: str, size: npt.ArrayLike, world: int) -> Array:
         """`size` bytes over `world` GPUs of one node, inside a CUDA graph."""

@@ -2,8 +2,9 @@
 
 A profile is a JSON file (`.json` or `.json.gz`): schema, GPU, provenance, and one entry per
 (operator, dtype, KV dtype, engine, kernel, distribution, world size, ...) with its roofline
-coefficients and residual. Shipped profiles are in `sim/cost/profiles/`; another GPU borrows the
-coefficients of its nearest relative on its own datasheet, and says so.
+coefficients and residual. Shipped profiles are in `sim/cost/profiles/`: of GPUs that were timed
+(`.json.gz`), and derived ones (`.json`), which name the relative whose entries they have
+(`entries_of`; see `sim.cost.derived`).
 """
 
 from __future__ import annotations
@@ -19,24 +20,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from sim.cost.hardware import Gpu, gpu
+from sim.cost import derived
+from sim.cost.hardware import Gpu, catalogue, gpu
 from sim.cost.profile_check import check
-from sim.errors import UserError
+from sim.errors import UserError, unknown
 from sim.files import read_bytes
 
 SCHEMA = 1
-
-RELATIVES: Mapping[str, str] = {
-    "volta": "A100-80G",
-    "ampere": "A100-80G",
-    "ada": "L40S",
-    "hopper": "H100-SXM",
-    "blackwell": "B200-SXM",
-    "blackwell-consumer": "RTX-PRO-6000-SE",
-    "cdna3": "H100-SXM",
-    "unknown": "A100-80G",
-}
-"""Whose kernels a GPU without a profile of its own is assumed to run, by architecture."""
+TIMED, DERIVED = ".json.gz", ".json"
+"""How the files of shipped profiles end, by kind."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +98,10 @@ def from_json(data: Any, where: str) -> Profile:
             f"{where}: profile schema {data['schema']!r}, this version reads {SCHEMA}; fit it again"
         )
     try:
-        entries = tuple(Entry(**e) for e in data["entries"])
+        if "entries_of" in data:
+            entries = tuple(_timed(data["entries_of"], where).entries)
+        else:
+            entries = tuple(Entry(**e) for e in data["entries"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{where}: damaged profile ({error})") from error
     return Profile(
@@ -119,9 +114,10 @@ def from_json(data: Any, where: str) -> Profile:
     )
 
 
-def save(profile: Profile, path: Path) -> None:
-    """Write the profile; compressed when the name ends in `.gz`."""
-    data = {
+def save(profile: Profile, path: Path, *, by_reference: bool = False) -> None:
+    """Write the profile; compressed when the name ends in `.gz`. `by_reference` names the shipped
+    profile that has its entries instead of copying them."""
+    head = {
         "schema": SCHEMA,
         "gpu": profile.gpu,
         "created": profile.created,
@@ -129,6 +125,12 @@ def save(profile: Profile, path: Path) -> None:
         "meta": profile.meta,
         **({} if profile.derived_for is None else {"derived_for": profile.derived_for}),
         "units": "microseconds; bytes; fractions of the datasheet's peaks",
+    }
+    if by_reference:
+        path.write_text(json.dumps({**head, "entries_of": profile.gpu}, indent=1) + "\n")
+        return
+    data = {
+        **head,
         "entries": [
             {
                 "op": e.op,
@@ -150,26 +152,47 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def for_gpu(wanted: Gpu) -> Profile:
-    """The shipped profile of the GPU, or of its nearest relative, labelled as derived."""
+    """The shipped profile of the GPU. One that is not built in, or has another datasheet than the
+    built-in GPU of that name, gets its nearest relative's on its own datasheet, labelled so."""
     own = _shipped(wanted.name)
-    if own is not None:
+    if own is not None and (own.derived_for is None or catalogue().get(wanted.name) == wanted):
         return own
-    relative = _shipped(RELATIVES.get(wanted.arch, "A100-80G"))
-    if relative is None:
-        raise UserError(f"no built-in profile for {wanted.name}; give one made by `calibrate`")
-    return replace(relative, derived_for=wanted.name)
+    return derive(wanted)
+
+
+def derive(wanted: Gpu) -> Profile:
+    """The profile of a GPU without timings: the entries of its nearest relative."""
+    relative = _relative(wanted)
+    card = gpu(relative.gpu)
+    return replace(
+        relative,
+        derived_for=wanted.name,
+        provenance=derived.provenance(wanted, card, relative.provenance),
+        meta={
+            "datasheet": derived.datasheet(wanted),
+            "scaled": derived.scaled(wanted, card),
+            **relative.meta,
+        },
+    )
 
 
 def built_in(wanted: Gpu) -> tuple[Profile, ...]:
     """The shipped profiles that may fill what another lacks: the GPU's own, its relative's."""
-    relative = _shipped(RELATIVES.get(wanted.arch, "A100-80G"))
-    own = for_gpu(wanted)
-    return (own,) if relative is None or relative.gpu == own.gpu else (own, relative)
+    relative, own = _relative(wanted), for_gpu(wanted)
+    return (own,) if relative.gpu == own.gpu else (own, relative)
 
 
 def shipped_names() -> list[str]:
-    """GPUs with a profile of their own."""
-    suffix = ".json.gz"
+    """GPUs with a profile fitted on timings of their own."""
+    return _names(TIMED)
+
+
+def derived_names() -> list[str]:
+    """GPUs with a shipped profile that was derived from a relative's."""
+    return _names(DERIVED)
+
+
+def _names(suffix: str) -> list[str]:
     return sorted(
         p.name.removesuffix(suffix) for p in _folder().iterdir() if p.name.endswith(suffix)
     )
@@ -179,15 +202,29 @@ def _folder() -> Traversable:
     return files("sim.cost").joinpath("profiles")
 
 
+def _relative(card: Gpu) -> Profile:
+    return _timed(derived.relative_of(card), f"nearest relative of {card.name}")
+
+
+def _timed(name: Any, where: str) -> Profile:
+    """The shipped profile of a GPU that was timed. Raises UserError naming who asks for it."""
+    found = _shipped(name) if isinstance(name, str) else None
+    if found is None or found.derived_for is not None:
+        raise unknown(f"profile in {where}", str(name), shipped_names())
+    return found
+
+
 @cache
 def _shipped(name: str) -> Profile | None:
-    path = _folder().joinpath(f"{gpu(name).name}.json.gz") if name in _known() else None
-    if path is None or not path.is_file():
-        return None
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    return from_json(data, f"profile of {name}")
+    """The file of a GPU, by canonical name; None where there is none."""
+    for suffix in (TIMED, DERIVED):
+        if name in _known(suffix):
+            raw = _folder().joinpath(name + suffix).read_bytes()
+            data = json.loads(gzip.decompress(raw) if suffix == TIMED else raw)
+            return from_json(data, f"profile of {name}")
+    return None
 
 
 @cache
-def _known() -> frozenset[str]:
-    return frozenset(shipped_names())
+def _known(suffix: str) -> frozenset[str]:
+    return frozenset(_names(suffix))
