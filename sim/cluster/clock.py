@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
 
 import simpy
 from simpy.events import EventPriority
@@ -14,13 +16,6 @@ class Rank:
     ARRIVE = EventPriority(1)
     ABORT = EventPriority(2)
     PLAN = EventPriority(3)
-    STOP = EventPriority(4)
-
-
-class Environment(simpy.Environment):
-    """SimPy's, whose time is an integer here."""
-
-    _now: int
 
 
 class Alarm(simpy.Event):
@@ -31,6 +26,30 @@ class Alarm(simpy.Event):
         self.callbacks = [callback] if callback else []
         self._value = None
         self._ok = True
+
+
+class Environment(simpy.Environment):
+    """SimPy's, whose time is an integer here. It runs its queue in one loop: `simpy.Environment.run`
+    does the same in several calls for every event."""
+
+    _now: int
+
+    def ring(self, alarm: Alarm, time_ns: int, rank: EventPriority) -> None:
+        heappush(self._queue, (time_ns, rank, next(self._eid), alarm))
+
+    def run_all(self, until_ns: int | None) -> None:
+        """Process what is due up to and at `until_ns`, or until nothing is left."""
+        queue = self._queue
+        while queue and (until_ns is None or queue[0][0] <= until_ns):
+            event: Any
+            self._now, _, _, event = heappop(queue)  # type: ignore[assignment]
+            callbacks, event.callbacks = event.callbacks, None
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value  # what a process did not catch
+        if until_ns is not None:
+            self._now = until_ns
 
 
 class Clock:
@@ -53,17 +72,11 @@ class Clock:
     ) -> Alarm:
         """An alarm at `time_ns` (not before now): calls `callback`, resumes a process that yields
         it, or both."""
-        env = self.env
         self.num_events += 1
-        alarm = Alarm(env, callback)
-        env.schedule(alarm, rank, time_ns - env._now)
+        alarm = Alarm(self.env, callback)
+        self.env.ring(alarm, time_ns, rank)
         return alarm
 
     def run(self, until_ns: int | None = None) -> None:
         """Ring everything due up to and at `until_ns`, or until no alarm is left."""
-        if until_ns is None:
-            self.env.run()
-        else:
-            stop = self.alarm(until_ns, Rank.STOP)
-            self.num_events -= 1
-            self.env.run(stop)
+        self.env.run_all(until_ns)

@@ -54,10 +54,6 @@ class Decodes(NamedTuple):
     calibrated: int
     """Index of the last knot whose context and batch size were timed; -1: the batch was not."""
 
-    @classmethod
-    def of(cls, knots: Array, work: Array, tail: Array, calibrated: int) -> Decodes:
-        return cls(_line(knots, work), _line(knots, tail), calibrated)
-
 
 @dataclass(frozen=True)
 class Chunks:
@@ -101,27 +97,43 @@ class AttentionTables:
         self.call_ns = float(shortest[0]) * CALL_SHARE * rank.stage_layers
         self.chunks = self._chunk_tables(engine.max_num_batched_tokens)
         self._contexts = _octaves(64.0, self._longest, 4, (1.0, 16.0, 32.0))
-        self._alone: dict[tuple[int, int], Array] = {}
-        self._among: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._batches = _batches(engine.max_num_seqs)
+        self._knots = self._contexts * np.arange(1, engine.max_num_seqs + 1)[:, None]
+        self._alone: dict[int, _Table] = {}
+        self._among: dict[int, _Table] = {}
+        if engine.decode_query_len == 1:  # every step needs them
+            self.decodes(1)
+            self.mixed(1)
 
     def decodes(self, batch: int, query_len: int = 1) -> Decodes:
         """Decodes that have the call for themselves; the work holds the call's fixed cost."""
-        low, high, part = _neighbours(batch)
-        first = self._decode_ns(low, query_len)
-        work = first + (self._decode_ns(high, query_len) - first) * part
-        return Decodes.of(self._contexts * batch, work, 0 * work, self._calibrated(batch))
+        table = self._alone.get(query_len)
+        if table is None:
+            work = self._spread(self._alone_ns(query_len))
+            table = self._alone[query_len] = _Table(self._knots, work, 0 * work)
+        return table.of(batch, self._calibrated(batch))
 
     def mixed(self, batch: int, query_len: int = 1) -> Decodes:
         """What the decodes add to a call that chunks opened."""
-        if self.backend == "fa2":
-            low, high, part = _neighbours(batch)
-            first, second = self._unsplit(low, query_len), self._unsplit(high, query_len)
-            work, tail = (a + (b - a) * part for a, b in zip(first, second, strict=True))
-            return Decodes.of(self._contexts * batch, work, tail, self._calibrated(batch))
-        work = self.decodes(batch, query_len).work.value_array
-        if self.backend == "fa3":
-            work = np.maximum(work - self.call_ns, 0.0)
-        return Decodes.of(self._contexts * batch, work, 0 * work, self._calibrated(batch))
+        table = self._among.get(query_len)
+        if table is None:
+            if self.backend == "fa2":
+                work, tail = map(self._spread, self._unsplit_ns(query_len))
+            else:
+                work = self._spread(self._alone_ns(query_len))
+                if self.backend == "fa3":
+                    work = np.maximum(work - self.call_ns, 0.0)
+                tail = 0 * work
+            table = self._among[query_len] = _Table(self._knots, work, tail)
+        return table.of(batch, self._calibrated(batch))
+
+    def _spread(self, values: Array) -> Array:
+        """From the batch sizes that are predicted to all of them: rows 1, 2, ..."""
+        row = {batch: i for i, batch in enumerate(self._batches)}
+        low, high, part = zip(*map(_neighbours, range(1, len(self._knots) + 1)), strict=True)
+        below, above = values[[row[n] for n in low]], values[[row[n] for n in high]]
+        result: Array = below + (above - below) * np.array(part)[:, None]
+        return result
 
     def _calibrated(self, batch: int) -> int:
         low, high = self._predictor.range_of("decode", "batch", kv_dtype=self._kv_dtype)
@@ -130,36 +142,36 @@ class AttentionTables:
         longest = self._predictor.range_of("decode", "kv_len", kv_dtype=self._kv_dtype)[1]
         return int(np.searchsorted(self._contexts, longest, side="right")) - 1
 
-    def _decode_ns(self, batch: int, query_len: int) -> Array:
-        """All layers' decode calls of one batch size, at the context knots."""
-        found = self._alone.get((batch, query_len))
-        if found is None:
-            total = np.zeros_like(self._contexts)
-            heads, kv_heads, dim = self._shape
-            for kind in self._kinds:
-                seen = self._contexts
-                if kind.window is not None:
-                    seen = np.minimum(seen, kind.window)
-                us = self._predictor.decode_us(
-                    batch, seen, heads * query_len, kv_heads, dim, self._kv_dtype
-                )
-                total += kind.layers * self._ns * us
-            found = self._alone[batch, query_len] = np.maximum.accumulate(total)
-        return found
+    # A call of the predictor costs more than its points: all batch sizes [sizes, contexts] at once.
 
-    def _unsplit(self, batch: int, query_len: int) -> tuple[Array, Array]:
+    def _alone_ns(self, query_len: int) -> Array:
+        """All layers' decode calls."""
+        batches = np.array(self._batches, dtype=np.float64)[:, None]
+        total = np.zeros((len(batches), len(self._contexts)))
+        heads, kv_heads, dim = self._shape
+        for kind in self._kinds:
+            seen = self._contexts
+            if kind.window is not None:
+                seen = np.minimum(seen, kind.window)
+            us = self._predictor.decode_us(
+                batches, seen[None, :], heads * query_len, kv_heads, dim, self._kv_dtype
+            )
+            total += kind.layers * self._ns * us
+        result: Array = np.maximum.accumulate(total, axis=1)
+        return result
+
+    def _unsplit_ns(self, query_len: int) -> tuple[Array, Array]:
         """Work and tail of decodes as FlashAttention-2 runs them among chunks."""
-        found = self._among.get((batch, query_len))
-        if found is None:
-            rows = np.full_like(self._contexts, max(SHORTEST_CHUNK, query_len))
-            work, tail = np.zeros_like(rows), np.zeros_like(rows)
-            for kind in self._kinds:
-                prefix = np.maximum(self._contexts - rows, 0.0)
-                more, rest = self._work_and_tail(rows, prefix, float(batch), kind.window)
-                work += kind.layers * more
-                tail += kind.layers * rest
-            found = self._among[batch, query_len] = (np.maximum.accumulate(work), tail)
-        return found
+        batches = np.array(self._batches, dtype=np.float64)[:, None]
+        rows = np.full((1, len(self._contexts)), float(max(SHORTEST_CHUNK, query_len)))
+        prefix = np.maximum(self._contexts - rows, 0.0)
+        work = np.zeros((len(batches), len(self._contexts)))
+        tail = np.zeros_like(work)
+        for kind in self._kinds:
+            more, rest = self._work_and_tail(rows, prefix, batches, kind.window)
+            work += kind.layers * more
+            tail += kind.layers * rest
+        return np.maximum.accumulate(work, axis=1), tail
 
     def _chunk_tables(self, most: int) -> Chunks:
         q = token_knots(max(most, 2)).astype(np.float64)  # two knots make a line
@@ -175,7 +187,7 @@ class AttentionTables:
         return Chunks(q.tolist(), p.tolist(), work.tolist(), tail.tolist())
 
     def _work_and_tail(
-        self, q: Array, prefix: Array, batch: float, window: int | None
+        self, q: Array, prefix: Array, batch: Array | float, window: int | None
     ) -> tuple[Array, Array]:
         """Of one layer: the time that `batch` equal chunks take of a full GPU, and how much longer
         they take when they are alone on it."""
@@ -228,6 +240,11 @@ def _neighbours(batch: int) -> tuple[int, int, float]:
     return low, high, (batch - low) / (high - low)
 
 
+def _batches(most: int) -> list[int]:
+    """The batch sizes of the table around all those up to `most`."""
+    return sorted({size for batch in range(1, most + 1) for size in _neighbours(batch)[:2]})
+
+
 def _octaves(start: float, longest: int, per_octave: int, first: tuple[float, ...]) -> Array:
     """`first`, then from `start` on so many values per octave, to `longest` or just beyond."""
     count = int(np.ceil(per_octave * np.log2(max(longest, start + 1) / start)))
@@ -246,7 +263,25 @@ def token_knots(top: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(sorted(k for k in knots if k <= top), dtype=np.int64)
 
 
-def _line(knots: Array, values: Array) -> Line:
+class _Table:
+    """Lines of every batch size [sizes, contexts]; the knots are summed contexts."""
+
+    def __init__(self, knots: Array, work: Array, tail: Array) -> None:
+        self._knots = knots
+        self._lines = [(values, _slopes(knots, values)) for values in (work, tail)]
+
+    def of(self, batch: int, calibrated: int) -> Decodes:
+        knots = self._knots[batch - 1]
+        listed = knots.tolist()
+        work, tail = (
+            Line(listed, values.tolist(), slopes.tolist(), knots, values, slopes)
+            for values, slopes in ((v[batch - 1], s[batch - 1]) for v, s in self._lines)
+        )
+        return Decodes(work, tail, calibrated)
+
+
+def _slopes(knots: Array, values: Array) -> Array:
+    """Of the pieces that begin at each knot; the last goes on like the one before it."""
     slopes = np.diff(values) / np.diff(knots)
-    slopes = np.append(slopes, slopes[-1])
-    return Line(knots.tolist(), values.tolist(), slopes.tolist(), knots, values, slopes)
+    result: Array = np.concatenate((slopes, slopes[:, -1:]), axis=1)
+    return result
