@@ -15,86 +15,18 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from sim.errors import UserError, normalise, unknown
+from sim.errors import UserError, normalise
+from sim.flags import parse, scenario_of
 
 if TYPE_CHECKING:
+    from sim.output_table import Style
     from sim.request import Trace
     from sim.result import Result
     from sim.run import Simulation
     from sim.scenario import Scenario
-
-EPILOG = """\
-examples:
-  simulate --trace azure.csv
-  simulate --trace azure.csv --model llama-3-70b --gpu h100 --tp 4 --replicas 2
-  simulate --generate 'poisson:rate=8,n=5000,prompt=lognormal(1020,2735),output=256'
-  simulate --trace azure.csv --compare chunked,continuous,static --slo ttft=1,tpot=0.05
-  simulate --trace azure.csv --set engine.max_num_batched_tokens=512 --out results
-  simulate --config results/scenario.yaml --json
-"""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with mistakes as UserError: one line, no usage block."""
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            words = message.split(": ", 1)[1].split()
-            if words and words[0].startswith("--"):
-                raise unknown("flag", words[0].split("=")[0], self._option_string_actions)
-        raise UserError(f"{message} (simulate --help lists the flags)")
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="simulate",
-        description="Simulate an LLM serving system on a trace of requests.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    what = parser.add_argument_group("requests")
-    what.add_argument(
-        "--trace", metavar="FILE", help="Azure, Mooncake or Vidur trace, or --columns"
-    )
-    what.add_argument("--generate", metavar="SPEC", help="a synthetic workload instead")
-    what.add_argument("--format", metavar="NAME", help="trace format, instead of detecting it")
-    what.add_argument(
-        "--columns", metavar="K=COL,..", help="arrival=ts,prompt=in_tok,output=out_tok"
-    )
-    what.add_argument("--arrivals", metavar="SPEC", help="arrival process for a file without one")
-    what.add_argument("--skip-bad-rows", action="store_true", help="count bad rows, do not fail")
-    what.add_argument("--limit", metavar="N", help="only the first N requests")
-    what.add_argument("--rate-scale", metavar="X", help="requests come X times faster")
-    system = parser.add_argument_group("system")
-    system.add_argument("--model", metavar="NAME", help="built-in name or a config.json")
-    system.add_argument("--gpu", metavar="NAME", help="a100-80g, h100, l40s, ...")
-    system.add_argument("--replicas", metavar="N", help="number of replicas")
-    system.add_argument("--tp", metavar="N", help="GPUs per replica (tensor parallel)")
-    system.add_argument("--policy", metavar="NAME", help="scheduling policy, or file.py:Class")
-    system.add_argument("--routing", metavar="NAME", help="routing policy, or file.py:Class")
-    system.add_argument("--compare", metavar="A,B,..", help="several scheduling policies in turn")
-    system.add_argument(
-        "--slo", metavar="K=S,..", help="limits in seconds: ttft=1,tpot=0.05,e2e=20"
-    )
-    system.add_argument(
-        "--execute", metavar="DEVICE", nargs="?", const="auto",
-        help="run the steps on the real engine: cpu, cuda (default: the GPU if there is one)",
-    )  # fmt: skip
-    system.add_argument("--wall-clock", action="store_true", help="with --execute: in real time")
-    system.add_argument("--seed", metavar="N", help="seed of everything random")
-    system.add_argument("--no-fast-forward", action="store_true", help="walk every single step")
-    system.add_argument("--config", metavar="FILE", help="scenario.yaml; flags override it")
-    system.add_argument(
-        "--set", metavar="PATH=VALUE", action="append", default=[], help="any scenario field"
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON document")
-    output.add_argument("--out", metavar="DIR", help="write tables, summary and scenario there")
-    output.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
-    return parser
+    from sim.seeds import Replication
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, stream) is None:  # closed by the caller (`>&-`)
             setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
-        _run(build_parser().parse_args(argv))
+        _run(parse(argv))
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -121,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    if args.list is not None:
+        from sim.listing import listing
+
+        _print(listing(args.list))
+        return
     from sim.output import prepare_folder, to_json, with_wall_time, write_folder
     from sim.output_table import Style, render, render_comparison
     from sim.run import Simulation, load_trace
@@ -128,16 +65,22 @@ def _run(args: argparse.Namespace) -> None:
     scenario = scenario_of(args)
     # Wrong names are found before a long trace is read, an unwritable folder before a long run.
     compared = _compared(scenario, args.compare, args.policy)
+    replications = _replications(compared, args.seeds)
     simulations = {k: Simulation(s) for k, s in compared.items()}
     folder = prepare_folder(args.out) if args.out is not None else None
+    style = Style(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    if replications:
+        simulations.clear()
+        _run_seeds(args, compared, replications, style)
+        return
     trace = load_trace(scenario)
+    told: set[str] = set()
     documents: dict[str, dict[str, Any]] = {}
     for name in list(simulations):
-        result = _serve(simulations.pop(name), trace, name, args.quiet)
+        result = _serve(simulations.pop(name), trace, name, args.quiet, told)
         if folder is not None:
             write_folder(result, prepare_folder(folder / _file_name(name)) if name else folder)
         documents[name] = with_wall_time(result)
-    style = Style(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     if not args.compare:
         document = documents[""]
         _print(to_json(document) if args.json else render(document, scenario, style))
@@ -147,77 +90,51 @@ def _run(args: argparse.Namespace) -> None:
         _print(render_comparison(documents, scenario, style))
 
 
-def scenario_of(args: argparse.Namespace) -> Scenario:
-    """The scenario of the flags: `--config` first, then flags, then `--set`, in order."""
-    from sim.scenario import Scenario
-    from sim.tree import read_yaml, set_path, set_text
+def _replications(compared: dict[str, Scenario], seeds: str | None) -> dict[str, Replication]:
+    if seeds is None:
+        return {}
+    from sim.seeds import Replication
 
-    tree = read_yaml(args.config) if args.config is not None else {}
-    if args.trace is not None and args.generate is not None:
-        raise UserError("give --trace or --generate, not both")
-    if args.trace is not None:
-        set_path(tree, "trace", args.trace)
-        tree.pop("generate", None)
-    if args.generate is not None:
-        set_path(tree, "generate", args.generate)
-        tree.pop("trace", None)
-    for flag, path in _FLAGS.items():
-        value = getattr(args, flag)
-        if value is not None:
-            _need_trace(tree, path, flag)
-            set_path(tree, path, value)
-    if args.columns is not None:
-        _need_trace(tree, "trace.columns", "columns")
-        set_path(tree, "trace.columns", _pairs(args.columns, "--columns", "ROLE=COLUMN"))
-    if args.skip_bad_rows:
-        _need_trace(tree, "trace.skip_bad_rows", "skip-bad-rows")
-        set_path(tree, "trace.skip_bad_rows", True)
-    if args.slo is not None:
-        for name, limit in _pairs(args.slo, "--slo", "ttft=SECONDS").items():
-            set_path(tree, f"slo.{name.removesuffix('_s')}_s", limit)
-    if args.wall_clock:
-        if args.execute is None:
-            raise UserError("--wall-clock is for --execute: a simulation has no real time")
-        set_path(tree, "execute.wall_clock", True)
-    if args.no_fast_forward:
-        set_path(tree, "fast_forward", False)
-    for setting in args.set:
-        set_text(tree, setting)
-    return Scenario.from_dict(tree)
+    return {name: Replication.of(scenario, seeds) for name, scenario in compared.items()}
 
 
-_FLAGS = {
-    "model": "model",
-    "gpu": "gpu",
-    "replicas": "cluster.replicas",
-    "tp": "engine.tensor_parallel_size",
-    "policy": "policy",
-    "routing": "routing",
-    "format": "trace.format",
-    "arrivals": "trace.arrivals",
-    "limit": "limit",
-    "rate_scale": "rate_scale",
-    "seed": "seed",
-    "execute": "execute.device",
-}
+def _run_seeds(
+    args: argparse.Namespace,
+    compared: dict[str, Scenario],
+    replications: dict[str, Replication],
+    style: Style,
+) -> None:
+    """`--seeds`: every scenario once per seed."""
+    from sim.output import prepare_folder, to_json, with_wall_time, write_folder, write_seeds
+    from sim.output_seeds import render_seeds
+    from sim.run import Simulation, load_trace
 
-
-def _need_trace(tree: dict[str, Any], path: str, flag: str) -> None:
-    if path.startswith("trace.") and tree.get("trace") is None:
-        raise UserError(f"--{flag} is about a trace file: give one with --trace FILE")
-
-
-def _pairs(text: str, flag: str, form: str) -> dict[str, str]:
-    """`a=x,b=y` as a mapping."""
-    pairs = {}
-    for item in text.split(","):
-        name, equals, value = item.partition("=")
-        if not equals or not name.strip() or not value.strip():
-            raise UserError(f"{flag} {text or repr(text)}: write {flag} {form},...")
-        if name.strip() in pairs:
-            raise UserError(f"{flag} {text}: {name.strip()} is named twice")
-        pairs[name.strip()] = value.strip()
-    return pairs
+    trace = load_trace(next(iter(compared.values())))
+    told: set[str] = set()
+    documents: dict[str, dict[str, Any]] = {}
+    for name, scenario in compared.items():
+        replication = replications[name]
+        here = Path(args.out) / _file_name(name) if args.out is not None else None
+        runs = []
+        for seed in replication.to_run:
+            one = scenario.with_({"seed": seed})
+            requests = trace
+            if replication.draws_requests and seed != replication.seeds[0]:
+                requests = load_trace(one)
+            label = f"{name} seed {seed}".strip()
+            result = _serve(Simulation(one), requests, label, args.quiet, told)
+            if here is not None:
+                write_folder(result, prepare_folder(here / f"seed-{seed}"))
+            runs.append(with_wall_time(result))
+        documents[name] = replication.combine(runs)
+        if here is not None:
+            write_seeds(documents[name], here)
+    if not args.json:
+        _print(render_seeds(documents, next(iter(compared.values())), style))
+    elif args.compare:
+        _print(to_json({"compare": documents}))
+    else:
+        _print(to_json(documents[""]))
 
 
 def _compared(scenario: Scenario, names: str | None, policy: str | None) -> dict[str, Scenario]:
@@ -246,16 +163,18 @@ def _compared(scenario: Scenario, names: str | None, policy: str | None) -> dict
     }
 
 
-def _serve(simulation: Simulation, trace: Trace, label: str, quiet: bool) -> Result:
+def _serve(simulation: Simulation, trace: Trace, label: str, quiet: bool, told: set[str]) -> Result:
+    """Run it to its end. Notes that are not in `told` go to stderr, and into it."""
     progress = _ProgressBar(label) if sys.stderr.isatty() and not quiet else None
     simulation.serve(trace, progress)
     simulation.run()
     result = simulation.result()
     if progress is not None:
         progress.clear()
-    if not quiet:
-        for note in result.system.notes:
+    for note in result.system.notes:
+        if not quiet and note not in told:
             print(f"simulate: note: {note}", file=sys.stderr)
+        told.add(note)
     if simulation.ended_early:
         print(f"simulate: ended early: {simulation.ended_early}", file=sys.stderr)
     return result

@@ -71,6 +71,15 @@ def write_folder(result: Result, folder: Path) -> None:
         raise UserError(f"{folder}: cannot write: {error.strerror or error}") from None
 
 
+def write_seeds(document: Mapping[str, Any], folder: Path) -> None:
+    """seeds.json: what several seeds say together; the folders beside it have each run."""
+    together = {name: value for name, value in document.items() if name != "runs"}
+    try:
+        (folder / "seeds.json").write_text(to_json(together) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write: {error.strerror or error}") from None
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}

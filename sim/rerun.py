@@ -20,7 +20,7 @@ def runs_anywhere(scenario: Scenario) -> Scenario:
         changes["trace.path"] = str(Path(scenario.trace.path).resolve())
     if scenario.generate is not None:
         changes["generate"] = _with_absolute_files(scenario.generate)
-    if scenario.cost.profile is not None:
+    if scenario.cost.profile is not None and Path(scenario.cost.profile).is_file():
         changes["cost.profile"] = str(Path(scenario.cost.profile).resolve())
     if Path(scenario.model).exists():
         changes["model"] = str(Path(scenario.model).resolve())

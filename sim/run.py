@@ -145,7 +145,7 @@ class Simulation:
             system.cost,
             device=settings.device,
             dtype=settings.dtype,
-            draft_model=settings.draft_model,
+            draft_model=settings.draft_model or system.config.spec_model,
             seed=self.scenario.seed,
             now_ns=(lambda: self.clock.now_ns) if settings.wall_clock else None,
         )

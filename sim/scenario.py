@@ -38,11 +38,13 @@ class TraceSource:
     """A trace file, and which part of it is used."""
 
     path: str
+    """The file, plain or gzip; a relative path in a scenario file is relative to that file."""
     format: str | None = None
-    """None: detected."""
+    """Name of the format; None: detected."""
     columns: dict[str, str] | None = None
     """Which column is what, for files of no known format: `{arrival: ts, prompt: in_tok, ...}`."""
     skip_bad_rows: bool = False
+    """Count rows that cannot be read, instead of stopping at the first."""
     arrivals: str | None = None
     """Arrival process (`poisson:rate=8`) for a file without arrivals, or instead of its own."""
 
@@ -52,7 +54,8 @@ class CostSettings:
     """How the time of a step is found."""
 
     profile: str | None = None
-    """A profile file made by `calibrate`; None: the profile shipped for the GPU."""
+    """A profile file made by `calibrate`, or the GPU whose shipped profile it is; None: the GPU's
+    own, or its nearest relative's."""
     engine_version: str = "0.33.0"
     """vLLM version whose host work is modelled."""
     frontend: str = "http"
@@ -85,6 +88,7 @@ class ExecuteSettings:
 @dataclass(frozen=True)
 class ClusterSettings:
     replicas: int = 1
+    """Replicas behind the router."""
 
     def __post_init__(self) -> None:
         _need(
@@ -108,8 +112,11 @@ class SLO:
     than one output token."""
 
     ttft_s: float | None = None
+    """Most seconds to the first token."""
     tpot_s: float | None = None
+    """Most seconds per output token after it."""
     e2e_s: float | None = None
+    """Most seconds to the last token."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -127,13 +134,19 @@ class Scenario:
     """
 
     model: str = "Llama-3-8B"
+    """A built-in name, or a Hugging Face config.json."""
     gpu: str = "A100-80G"
+    """A built-in name."""
     cost: CostSettings = CostSettings()
     execute: ExecuteSettings = ExecuteSettings()
     policy: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["policy"])
+    """Scheduling policy: who runs in the next step; its options are fields below it."""
     eviction: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["eviction"])
+    """Eviction policy: which cached KV block goes first."""
     admission: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["admission"])
+    """Admission policy: which requests may enter."""
     routing: PolicyChoice = PolicyChoice(DEFAULT_POLICIES["routing"])
+    """Routing policy: which replica serves a request."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """Fields of EngineConfig; what is left out has vLLM's default for the GPU."""
     cluster: ClusterSettings = ClusterSettings()
@@ -143,6 +156,7 @@ class Scenario:
     limit: int | None = None
     """Only the first so many requests."""
     start_s: float | None = None
+    """Only requests from here on; see `end_s`."""
     end_s: float | None = None
     """Only requests that arrive in [start, end), seconds on the trace's own clock from its first
     arrival, before scaling."""
@@ -157,6 +171,7 @@ class Scenario:
     capacity_probe: bool = True
     """Measure the capacity with a short saturated run of the same requests."""
     seed: int = 0
+    """Seed of everything random: workload, arrivals, policies, accepted drafts."""
     fast_forward: bool = True
     """Merge steps where nothing can change (proven equal); False walks every step."""
 

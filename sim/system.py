@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from sim.cost import build_cost_model, plan_memory
-from sim.cost.hardware import Gpu, gpu
+from sim.cost.hardware import Gpu, catalogue, gpu
 from sim.cost.host import parse_version
 from sim.cost.interface import CostModel
 from sim.cost.models import ModelShape, model, quantised
+from sim.cost.profile import Profile, for_gpu
 from sim.cost.profile import load as load_profile
 from sim.engine.config import EngineConfig
-from sim.engine.executor import Executor
+from sim.engine.executor import AcceptanceRate, Executor
 from sim.engine.interface import Engine
+from sim.errors import UserError, unknown
 from sim.metrics.kv import keeps_more_than_it_uses
 from sim.protocols import EvictionPolicy, SchedulingPolicy
 from sim.registry import make_policy
@@ -61,7 +63,7 @@ class System:
             shape,
             device,
             config,
-            load_profile(Path(profile)) if profile is not None else None,
+            profile_of(profile) if profile is not None else None,
             engine_version=scenario.cost.engine_version,
             frontend=scenario.cost.frontend,
             host_zero=scenario.cost.host_zero,
@@ -113,6 +115,7 @@ class System:
             policy,
             self.eviction(replica),
             executor=executor,
+            acceptance=AcceptanceRate(seed=self.scenario.seed),
             track_waste=keeps_more_than_it_uses(policy),
         )
 
@@ -150,6 +153,18 @@ def _engine_config(
             f"{shape.name} knows; vLLM wants VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 for that"
         )
     return EngineConfig.for_gpu(device.name, device.memory_bytes, shape.context, settings)
+
+
+def profile_of(name: str) -> Profile:
+    """The profile in a file, or the built-in one of the GPU of that name (or alias). Raises
+    UserError with the nearest match."""
+    path = Path(name)
+    if path.suffix in (".json", ".gz") or len(path.parts) > 1 or path.is_file():
+        return load_profile(path)
+    try:
+        return for_gpu(gpu(name))
+    except UserError:
+        raise unknown("profile", name, catalogue()) from None
 
 
 def policy_of(kind: str, choice: PolicyChoice, seed: int, index: int) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sim.cost.hardware import GIB, Gpu
 from sim.cost.models import DTYPE_BYTES, ModelShape
-from sim.cost.parallel import RankPlan
+from sim.cost.parallel import RankPlan, draft_rank
 from sim.engine.config import EngineConfig
 from sim.errors import UserError, unknown
 
@@ -58,10 +58,15 @@ def activation_dtype(model: ModelShape, engine: EngineConfig) -> str:
 
 
 def plan_memory(
-    model: ModelShape, gpu: Gpu, engine: EngineConfig, version: tuple[int, ...] = (0, 33)
+    model: ModelShape,
+    gpu: Gpu,
+    engine: EngineConfig,
+    version: tuple[int, ...] = (0, 33),
+    draft: ModelShape | None = None,
 ) -> Memory:
-    """The memory of the fullest GPU of a replica. Raises UserError when the weights and one step
-    do not fit, naming by how many GB, or when not one request of any length would."""
+    """The memory of the fullest GPU of a replica. `draft`: the draft model, whose weights lie
+    beside the model's and whose KV lies in the same blocks. Raises UserError when the weights and
+    one step do not fit, naming by how many GB, or when not one request of any length would."""
     rank = RankPlan.of(model, engine)
     requested = engine.gpu_memory_utilization * gpu.memory_bytes
     weights = rank.weight_bytes
@@ -73,6 +78,11 @@ def plan_memory(
         sizes = len(engine.capture_sizes())
         other += GRAPH_GIB_PER_SIZE * GIB * sizes * rank.stage_layers / 32
     block = rank.kv_bytes_per_token(kv_dtype_of(model, engine)) * engine.block_size
+    if draft is not None:
+        beside = draft_rank(model, draft, engine)
+        weights += beside.weight_bytes
+        activations = max(activations, _activation_bytes(beside, engine))
+        block += beside.kv_bytes_per_token(kv_dtype_of(draft, engine)) * engine.block_size
     left = requested - weights - activations - other
     if left < 2 * block:
         raise UserError(_does_not_fit(model, gpu, engine, requested, weights, left - 2 * block))

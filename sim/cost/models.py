@@ -181,6 +181,11 @@ def catalogue() -> Mapping[str, ModelShape]:
     return {e["name"]: _from_entry(e) for e in _entries()}
 
 
+def aliases(shape: ModelShape) -> tuple[str, ...]:
+    """The other names of a built-in model."""
+    return tuple(next((e["aliases"] for e in _entries() if e["name"] == shape.name), ()))
+
+
 def _from_entry(entry: Mapping[str, Any]) -> ModelShape:
     fields = {k: v for k, v in entry.items() if k != "aliases"}
     if "moe" in fields:

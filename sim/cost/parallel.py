@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sim.cost.models import DTYPE_BYTES, ModelShape, mlp_params
@@ -178,3 +178,25 @@ class RankPlan:
         if self.model.mla is not None:
             return layers * (self.model.mla.kv_lora + self.model.mla.rope_dim) * width
         return 2 * layers * self.kv_heads * self.model.head_dim * width
+
+
+def draft_engine(engine: EngineConfig, draft: ModelShape) -> EngineConfig:
+    """The settings under which the draft model runs: the target's, without its pipeline,
+    quantisation and attention window."""
+    return replace(
+        engine,
+        pipeline_parallel_size=1,
+        enable_expert_parallel=engine.enable_expert_parallel and draft.moe is not None,
+        quantization=None,
+        sliding_window=None,
+    )
+
+
+def draft_rank(model: ModelShape, draft: ModelShape, engine: EngineConfig) -> RankPlan:
+    """One GPU's share of the draft model. Raises UserError where it cannot draft for `model`."""
+    if draft.vocab != model.vocab:
+        raise UserError(
+            f"the draft model {draft.name} has another vocabulary than {model.name} "
+            f"({draft.vocab} and {model.vocab} tokens); choose one of its family"
+        )
+    return RankPlan.of(replace(draft, top_p=False), draft_engine(engine, draft))

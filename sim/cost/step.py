@@ -7,6 +7,7 @@ multiplications and divisions in the same order, so that they give equal nanosec
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,13 @@ class StepCost:
         self._calibrated = tables.calibrated_tokens
         self._steps = 0
         self._beyond = 0
+
+    def __copy__(self) -> StepCost:
+        """One that counts its extrapolations on its own from here on."""
+        other = StepCost(self.tables, self.host, self.frontend, self._description)
+        other._plain, other._mixed = self._plain, self._mixed
+        other._steps, other._beyond = self._steps, self._beyond
+        return other
 
     # One step.
 
@@ -103,6 +111,15 @@ class StepCost:
         if not self._async:
             return int(device + host + 0.5)
         return int((host if host > device else device) + 0.5)
+
+    def stages_ns(self, shape: StepShape) -> tuple[int, ...]:
+        """Duration in each pipeline stage, in order; all have as many layers as the largest, and
+        the last also computes logits and samples."""
+        last = self.step_ns(shape)
+        if self.tables.rank.pp == 1:
+            return (last,)
+        headless = replace(shape, num_sampled=shape.num_decodes - shape.num_decode_tokens)
+        return (*(self.step_ns(headless),) * (self.tables.rank.pp - 1), last)
 
     def _chunk_ns(self, q: int, prefix: int) -> tuple[float, float]:
         """Work and tail of one chunk."""

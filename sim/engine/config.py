@@ -78,6 +78,10 @@ class EngineConfig:
     """Drafts per verification, K; 0 is no speculation."""
     spec_method: str = "ngram"
     """vLLM's `speculative_config.method`."""
+    spec_model: str | None = None
+    """vLLM's `speculative_config.model`: a built-in model or a Hugging Face config.json, whose
+    passes are then part of every step and whose weights and KV take memory; None: drafting takes
+    neither time nor memory."""
 
     def __post_init__(self) -> None:
         check(self)

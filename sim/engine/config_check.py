@@ -15,6 +15,8 @@ KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 SPECULATIVE_METHODS = ("ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa")
 """Methods whose place in the scheduler is known. Ngram drafts on the host; a draft model and the
 eagle family keep KV of their own, one slot ahead per draft; medusa's heads keep none."""
+SPECULATIVE_MODELS = ("draft_model", "eagle", "eagle3", "mtp")
+"""Those that draft with a decoder of their own, one pass per draft."""
 
 _MOST = (1 << 31) - 1
 _FROM_ONE = (
@@ -65,6 +67,14 @@ def check(c: EngineConfig) -> None:
         raise unknown("kv_cache_dtype", c.kv_cache_dtype, KV_CACHE_DTYPES)
     if c.spec_method not in SPECULATIVE_METHODS:
         raise unknown("speculative method", c.spec_method, SPECULATIVE_METHODS)
+    need(
+        c.spec_model is None or c.spec_method in SPECULATIVE_MODELS,
+        f"spec_model is for spec_method {', '.join(SPECULATIVE_MODELS)}, not for {c.spec_method}",
+    )
+    need(
+        c.spec_model is None or c.speculative,
+        "spec_model needs num_speculative_tokens: how many drafts it makes",
+    )
     need(
         c.num_gpu_blocks is None or 2 <= c.num_gpu_blocks <= _MOST,
         f"num_gpu_blocks must be at least 2 (one is the null block) and at most {_MOST}, got "

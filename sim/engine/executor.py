@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,14 +82,17 @@ def _mix(a: int, b: int, c: int) -> int:
 class ModelledExecutor:
     """A cost model's durations, and drafts that do as well as `acceptance` says.
 
-    With pipeline parallelism `CostModel.step_ns` is the time of one stage (its largest), and all
-    stages take as long.
+    With pipeline parallelism `CostModel.step_ns` is the time of one stage (its largest). A cost
+    model may say more with `stages_ns(shape)`; otherwise all stages take as long.
     """
 
     def __init__(
         self, config: EngineConfig, cost: CostModel, acceptance: Acceptance | None = None
     ) -> None:
         self._cost = cost
+        self._stages_ns: Callable[[StepShape], Seq[int]] = getattr(
+            cost, "stages_ns", self._equal_stages
+        )
         self._num_stages = config.pipeline_parallel_size
         self._num_drafts = config.num_speculative_tokens
         self._proposes = config.speculative and not config.async_scheduling
@@ -97,7 +101,7 @@ class ModelledExecutor:
         self._proposed: dict[Sequence, int] = {}
 
     def execute(self, plan: StepPlan, shape: StepShape) -> StepOutcome:
-        stages_ns = (self._cost.step_ns(shape),) * self._num_stages
+        stages_ns = self._stages_ns(shape)
         if not self._num_drafts:
             return StepOutcome(stages_ns, [int(samples) for samples in plan.samples])
         if len(self._verified) > 2 * len(plan.seqs) + 1024:
@@ -113,6 +117,9 @@ class ModelledExecutor:
             for seq, samples in zip(plan.seqs, plan.samples, strict=True)
         ]
         return StepOutcome(stages_ns, sampled, drafts)
+
+    def _equal_stages(self, shape: StepShape) -> Seq[int]:
+        return (self._cost.step_ns(shape),) * self._num_stages
 
     def _accepted(self, seq: Sequence, plan: StepPlan) -> int:
         drafts = plan.drafts.get(seq, 0)

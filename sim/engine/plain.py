@@ -169,7 +169,7 @@ class PlainEngine:
             return
         shape = step_shape(plan)
         outcome = self._executor.execute(plan, shape)
-        start_ns, end_ns = self._pipeline.enter(now, tuple(outcome.stages_ns))
+        start_ns, end_ns = self._pipeline.enter(self._ready_ns(plan), tuple(outcome.stages_ns))
         row = Row(
             start_ns,
             end_ns,
@@ -184,6 +184,16 @@ class PlainEngine:
             self.waste.add(kv_use(scheduler))
         self._preempted_before = self._idle = 0
         self._in_flight.append(StepInFlight(plan, end_ns, outcome, row))
+
+    def _ready_ns(self, plan: StepPlan) -> int:
+        """When the first stage can start: with asynchronous scheduling a plan may hold decodes
+        whose newest token a later stage has still to sample."""
+        if self.config.pipeline_parallel_size > 1 and self.config.async_scheduling:
+            for step in reversed(self._in_flight):
+                sampling = zip(step.plan.seqs, step.plan.samples, strict=True)
+                if not {seq for seq, samples in sampling if samples}.isdisjoint(plan.seqs):
+                    return max(self._now, step.end_ns)
+        return self._now
 
     def _commit(self, step: StepInFlight) -> None:
         """Take in the output of the oldest step in flight."""

@@ -288,6 +288,23 @@ def test_interrupt_is_one_line() -> None:
     assert err == "simulate: interrupted\n"
 
 
+def test_profile_names_a_gpu_or_a_file(tmp_path: Path) -> None:
+    from sim.cost.hardware import gpu
+    from sim.cost.profile import for_gpu, save
+
+    save(for_gpu(gpu("a100")), tmp_path / "own.json.gz")
+    run = ("--generate", SMALL, "--json", "--quiet")
+    found = [
+        json.loads(simulate(*run, *flags, "--out", tmp_path / "out", cwd=tmp_path).stdout)
+        for flags in ((), ("--profile", "a100"), ("--profile", "own.json.gz"))
+    ]
+    for document in found:
+        del document["run"]
+    assert found[0] == found[1] == found[2]
+    stored = yaml.safe_load((tmp_path / "out" / "scenario.yaml").read_text())
+    assert stored["cost"]["profile"] == str(tmp_path / "own.json.gz")
+
+
 def test_import_is_light() -> None:
     code = (
         "import time; t = time.process_time(); import sim; from sim import simulate, Scenario;"
@@ -300,5 +317,14 @@ def test_import_is_light() -> None:
 
 def test_help_shows_the_flags() -> None:
     shown = simulate("--help").stdout
-    for flag in ("--trace", "--policy", "--compare", "--set", "--out", "--json"):
+    for flag in ("--trace", "--policy", "--compare", "--set", "--out", "--json", "--seeds"):
         assert flag in shown
+    assert all(len(line) <= 100 for line in shown.splitlines())
+
+
+def test_help_is_printed_without_the_simulator() -> None:
+    code = (
+        "import sys; from sim.flags import build_parser; build_parser().format_help();"
+        "heavy = {'numpy', 'pandas', 'yaml', 'simpy'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

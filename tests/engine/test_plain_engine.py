@@ -202,8 +202,11 @@ def test_acceptance_depends_on_the_request_only():
     assert np.mean([c >= 2 for c in counts]) == pytest.approx(0.24, abs=0.04)
 
 
-def test_pipeline_overlaps_steps_and_decodes_once_per_round():
-    config = replace(SYNC, pipeline_parallel_size=4, max_num_batched_tokens=8)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_pipeline_overlaps_steps_and_decodes_once_per_round(asynchronous):
+    config = replace(
+        SYNC, pipeline_parallel_size=4, max_num_batched_tokens=8, async_scheduling=asynchronous
+    )
     engine, (record,) = serve(config, [request(0, 0, 32, 3)])
     # Four chunks of 8 enter stage one after another; a step has four stages of 1080 ns.
     assert record.first_token_ns == (4 + 3) * 1080
