@@ -16,7 +16,9 @@ from sim.cost.interface import CostModel
 from sim.cost.models import ModelShape, model, quantised
 from sim.cost.profile import Profile, for_gpu
 from sim.cost.profile import load as load_profile
+from sim.cost.speculative import with_draft
 from sim.engine.config import EngineConfig
+from sim.engine.config_check import SPECULATIVE_MODELS
 from sim.engine.executor import AcceptanceRate, Executor
 from sim.engine.interface import Engine
 from sim.errors import UserError, unknown
@@ -47,8 +49,10 @@ class System:
         policy = policy_of("scheduling", scenario.policy, scenario.seed, 0)
         config = _engine_config(scenario, shape, device, policy, notes)
         version = parse_version(scenario.cost.engine_version)
+        draft = _draft_model(config, notes)
         if config.num_gpu_blocks is None:
-            config = config.with_blocks(plan_memory(shape, device, config, version).num_blocks)
+            memory = plan_memory(shape, device, config, version, draft)
+            config = config.with_blocks(memory.num_blocks)
             room = config.num_usable_blocks * config.block_size
             if room < config.max_model_len and config.sliding_window is None:
                 notes.append(
@@ -57,9 +61,9 @@ class System:
                     f"long are rejected"
                 )
         else:
-            plan_memory(shape, device, config, version)  # the weights must fit all the same
+            plan_memory(shape, device, config, version, draft)  # the weights must fit all the same
         profile = scenario.cost.profile
-        cost = build_cost_model(
+        target = build_cost_model(
             shape,
             device,
             config,
@@ -68,6 +72,7 @@ class System:
             frontend=scenario.cost.frontend,
             host_zero=scenario.cost.host_zero,
         )
+        cost = target if draft is None else with_draft(target, draft)
         return cls(scenario, shape, device, config, cost, notes)
 
     @cached_property
@@ -165,6 +170,20 @@ def profile_of(name: str) -> Profile:
         return for_gpu(gpu(name))
     except UserError:
         raise unknown("profile", name, catalogue()) from None
+
+
+def _draft_model(config: EngineConfig, notes: list[str]) -> ModelShape | None:
+    if config.spec_model is not None:
+        return model(config.spec_model)
+    if config.speculative and config.spec_method != "ngram":
+        hint = ""
+        if config.spec_method in SPECULATIVE_MODELS:
+            hint = "; name the model that drafts in engine.spec_model"
+        notes.append(
+            f"drafting with {config.spec_method} takes no time and no memory in this simulation"
+            f"{hint}"
+        )
+    return None
 
 
 def policy_of(kind: str, choice: PolicyChoice, seed: int, index: int) -> Any:

@@ -61,11 +61,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     profile: Path = folder / "server.json"
     save(replace(shipped, entries=(*shipped.entries, server)), profile)
     base = Scenario.of(generate=SMALL)
+    drafts = {
+        "engine.num_speculative_tokens": 2,
+        "engine.spec_method": "draft_model",
+        "engine.spec_model": "llama-3.2-1b",
+    }
     return [
         simulate(base.with_({"slo.ttft_s": 1.0, "policy": "static"})),
         simulate(base.with_({"client.timeout_s": 0.5, "horizon_s": 4.0})),
         simulate(trace={"path": str(trace), "columns": columns}),
         simulate(base.with_({"cost.profile": str(profile)})),
+        simulate(base.with_({"limit": 5, **drafts})),
     ]
 
 
