@@ -14,6 +14,7 @@ from sim import Result, Scenario, simulate
 from sim.cost.hardware import gpu
 from sim.cost.profile import Entry, for_gpu, save
 from sim.output import with_wall_time
+from sim.seeds import Replication
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "output.md").read_text(encoding="utf-8")
@@ -29,8 +30,8 @@ def documented(section: str) -> set[str]:
 
 def documented_keys() -> set[str]:
     names = documented("JSON")
-    latencies = {name for name in names if "." not in name}
-    plain = {name for name in names - latencies if "<latency>" not in name}
+    latencies = {name for name in names if "." not in name and name.endswith("_s")}
+    plain = {name for name in names if "." in name and "<latency>" not in name}
     inner = {name for name in names if "<latency>" in name}
     return plain | {name.replace("<latency>", of) for name in inner for of in latencies}
 
@@ -82,6 +83,15 @@ def test_page_names_exactly_the_keys_of_the_document(results: list[Result]) -> N
         for key in keys(with_wall_time(result)):
             found.add(next((f"{w}*" for w in wild if key.startswith(w)), key))
     assert found == documented_keys()
+
+
+def test_page_names_exactly_what_several_seeds_give(results: list[Result]) -> None:
+    replication = Replication.of(results[0].scenario, "2")
+    document = replication.combine([with_wall_time(results[0]), with_wall_time(results[0])])
+    assert set(document) == {n for n in documented("JSON") if "." not in n and n[-2:] != "_s"}
+    text = PAGE.split("### Several policies, several seeds")[1].split("## requests.parquet")[0]
+    for part in (document["seeds"], document["metrics"]["ttft_s.p99"]):
+        assert all(f"`{name}`" in text for name in part)
 
 
 def test_page_names_exactly_the_columns_of_the_tables(results: list[Result]) -> None:
