@@ -109,9 +109,9 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
     load, over = s.utilisation, s.overloaded_fraction or 0.0
     growing = long and waiting.grows(s.offered_requests_per_s)
     lost = s.turned_away_fraction + s.timeout_fraction
+    how = "turned away" if s.turned_away_fraction >= s.timeout_fraction else "given up"
     if lost > 0.01 and (load is None or load >= NEAR_UTILISATION):
         s.verdict = NEAR
-        how = "turned away" if s.turned_away_fraction >= s.timeout_fraction else "given up"
         s.sentence = (
             f"the queue stays finite because {lost:.0%} of the requests are {how}{_of_capacity(s)}"
         )
@@ -156,6 +156,8 @@ def _judge(s: Stability, waiting: _Waiting, long: bool, span_s: float) -> None:
         s.sentence = "requests at a single instant have no rate to compare"
     else:
         s.sentence = "the queue does not grow"
+    if s.verdict == STABLE and lost > 0.01:
+        s.sentence += f", and {lost:.0%} of the requests are {how}"
     if s.verdict == UNSTABLE:
         s.sentence += "; latencies depend on how long you look"
 

@@ -53,6 +53,9 @@ NAMES = {
     "--arrivals": ["poisson:rate=8", "constant:rate=0", "gamma:rate=3"],
     "--columns": ["arrival=a,prompt=b,output=c", "prompt=a", "a"],
     "--format": ["azure", "azur", ""],
+    "--seeds": ["2", "3", "1", "x", ""],
+    "--profile": ["a100", "A100-80G", "l4", "h1000", "none.json", ""],
+    "--list": ["gpus", "fields", "gpu", ""],
 }
 NUMERIC = ["--limit", "--rate-scale", "--tp", "--seed"]
 SWITCHES = ["--json", "--quiet", "--no-fast-forward", "--skip-bad-rows", "--wall-clock", "--jsn"]

@@ -93,6 +93,14 @@ def test_a_queue_kept_short_by_rejections_is_near_capacity() -> None:
     assert "turned away" in found.sentence
 
 
+def test_rejections_far_below_the_capacity_are_said() -> None:
+    arrival = poisson(30, 2000, 1)
+    start, end = served(arrival)
+    found = assess(arrival, start, end, 500, TRUE, 1)
+    assert found.verdict == "stable"
+    assert found.sentence.endswith("and 25% of the requests are turned away")
+
+
 def test_requests_at_one_instant_have_no_rate() -> None:
     found = verdict(np.zeros(7, dtype=np.int64))
     assert found.offered_requests_per_s is None
