@@ -193,7 +193,8 @@ class _Requests:
                 add(single, REQUESTS_WORTH, REQUEST_FLOOR)
                 mean = UNSERVED
                 if served.any():
-                    mean = math.log(float(would[served].mean()) / float(was.mean()))
+                    # Of the same requests: those left out count as `UNSERVED` above.
+                    mean = math.log(float(would[served].mean()) / float(was[served].mean()))
                 add(np.array([mean]), 1.0, MEAN_FLOOR)
         return Residuals(
             np.concatenate(values),

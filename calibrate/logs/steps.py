@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from calibrate.logs.records import FloatArray, IntArray, Steps
-from calibrate.logs.server import cost_of, host_of
+from calibrate.logs.server import cost_of, host_of, target_of
 from sim.cost.host import overlaps
 from sim.cost.profile import Profile
 from sim.cost.server import ServerFit
@@ -23,15 +23,15 @@ class StepModel:
     def __init__(self, log: Steps, system: System, base: Profile) -> None:
         check_fits(log, system.config)
         shapes, config = log.shapes, system.config
-        cost = cost_of(system, base, ServerFit())
-        parts = cost.parts_s(shapes)
+        target = target_of(system, base, ServerFit())
+        parts = cost_of(system, base, ServerFit()).parts_s(shapes)
         self._system = system
         self._device = {name: seconds for name, seconds in parts.items() if name != "host"}
         """Of scale 1."""
         self._sequences = shapes.num_decodes + num_chunks(log)
         self._overlaps = overlaps(config)
-        layers = cost.tables.rank.stage_layers
-        self._launches = cost.host.launches_per_layer * layers if config.enforce_eager else 0
+        layers = target.tables.rank.stage_layers
+        self._launches = target.host.launches_per_layer * layers if config.enforce_eager else 0
 
     def duration_s(self, fit: ServerFit) -> FloatArray:
         """Of every step."""

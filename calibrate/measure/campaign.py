@@ -204,7 +204,9 @@ def _report(
     )
     took_s, budget_s = profile.meta["took_s"], profile.meta["budget_s"]
     if took_s > 1.2 * budget_s:
-        console.print(f"took {took_s:.0f} s, longer than the budget of {budget_s:.0f} s: this "
-                      f"machine needs that for one point of each operator and for the engine")  # fmt: skip
+        console.print(
+            f"took {took_s:.0f} s, longer than the budget of {budget_s:.0f} s: this machine needs "
+            f"that for one point of each operator and for the engine"
+        )
     if measured[0] < measured[1]:
         console.print("the same command again measures the rest")

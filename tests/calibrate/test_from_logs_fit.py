@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from calibrate.cli import main
+from calibrate.logs.fit import UNSERVED, _Requests
+from calibrate.logs.records import Requests
 from calibrate.logs.solve import Residuals, solve
 from sim.cost.hardware import gpu
 from sim.cost.profile import for_gpu, load, save
@@ -215,11 +218,52 @@ def test_a_fit_may_start_from_an_earlier_one(
     assert len(list(load(second).of("server"))) == 1
 
 
+class Recited:
+    """In the place of a `Replay`: latencies by the attention scale asked for."""
+
+    def __init__(self, e2e: dict[float, list[float]]) -> None:
+        self._e2e = e2e
+
+    def latencies(self, fit: ServerFit) -> dict[str, np.ndarray]:
+        e2e = np.array(self._e2e[fit.scale("attention")])
+        return {"ttft": e2e / 10, "tpot": np.full(len(e2e), np.nan), "e2e": e2e}
+
+
+def test_means_are_compared_over_the_requests_that_both_served() -> None:
+    """A simulated server that leaves the longest request out is not faster for that."""
+    sent, nan = np.arange(4.0), np.full(4, np.nan)
+    e2e = np.array([1.0, 2.0, 3.0, 50.0])
+    tokens = np.array([10, 20, 30, 40])
+    run = Requests("r", "test", sent, tokens, tokens[::-1], e2e / 10, nan, e2e)
+    replay: Any = Recited({1.0: [1.0, 2.0, 3.0, 50.0], 2.0: [1.1, 2.2, 3.3, np.nan]})
+    problem = _Requests([run], [replay], [np.ones(4, dtype=bool)], None)
+    assert not problem.residuals(ServerFit()).values.any()
+    found = problem.residuals(ServerFit({"attention": 2.0}))
+    # Of TTFT and of E2E: a group of the four, and one of their mean.
+    once = [*[math.log(1.1)] * 3, UNSERVED, math.log(1.1)]
+    assert found.values == pytest.approx([*once, *once])
+    assert found.group.tolist() == [0, 0, 0, 0, 1, 2, 2, 2, 2, 3]
+
+
 def test_equal_logs_give_equal_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = logs.requests_csv(logs.serve(tmp_path, None, 60), tmp_path / "r.csv", 0.05)
     for name in ("a.json", "b.json"):
         calibrate(log, tmp_path / name, "--columns", logs.REQUESTS, capsys=capsys)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_server_that_drafts_is_replayed_with_its_draft_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {
+        "max_num_seqs": 64, "num_speculative_tokens": 3, "spec_method": "draft_model",
+        "spec_model": "llama-3.2-1b",
+    }  # fmt: skip
+    log = logs.steps_csv(logs.serve(tmp_path, None, 30, engine=engine), tmp_path / "s.csv")
+    same = [a for n, v in engine.items() for a in ("--set", f"engine.{n}={v}")]
+    columns = logs.STEPS + ",decode_tokens=decode_tokens"
+    found = calibrate(log, tmp_path / "p.json", *same, "--columns", columns, capsys=capsys)
+    assert held_out(found, "before", "all steps") < 0.5
 
 
 def test_a_gpu_that_borrows_its_profile_may_be_fitted(
