@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.native import install
+
 if TYPE_CHECKING:
     from sim.errors import UserError
     from sim.request import Request, Segment, Trace
@@ -40,6 +42,8 @@ __all__ = [
     "load_trace",
     "simulate",
 ]
+
+install()
 
 
 def __getattr__(name: str) -> Any:

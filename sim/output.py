@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim import native
 from sim.errors import UserError
 from sim.rerun import runs_anywhere
 
@@ -22,9 +23,11 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def with_wall_time(result: Result) -> dict[str, Any]:
-    """The summary and the seconds spent in the event loop, which no file records."""
+    """The summary, the seconds spent in the event loop and whether it was compiled: what no file
+    records."""
     summary = dict(result.summary)
-    summary["run"] = {**summary["run"], "wall_s": result.wall_s, "cpu_s": result.cpu_s}
+    took = {"wall_s": result.wall_s, "cpu_s": result.cpu_s, "compiled": native.in_use()}
+    summary["run"] = {**summary["run"], **took}
     return summary
 
 

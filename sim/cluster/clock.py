@@ -21,48 +21,27 @@ class Rank:
 class Alarm(simpy.Event):
     """A SimPy event that will certainly happen; cheaper than a Timeout and with a rank."""
 
+    _value = None
+    _ok = True
+
     def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None] | None):
         self.env = env
         self.callbacks = [callback] if callback else []
-        self._value = None
-        self._ok = True
-
-
-class Environment(simpy.Environment):
-    """SimPy's, whose time is an integer here. It runs its queue in one loop: `simpy.Environment.run`
-    does the same in several calls for every event."""
-
-    _now: int
-
-    def ring(self, alarm: Alarm, time_ns: int, rank: EventPriority) -> None:
-        heappush(self._queue, (time_ns, rank, next(self._eid), alarm))
-
-    def run_all(self, until_ns: int | None) -> None:
-        """Process what is due up to and at `until_ns`, or until nothing is left."""
-        queue = self._queue
-        while queue and (until_ns is None or queue[0][0] <= until_ns):
-            event: Any
-            self._now, _, _, event = heappop(queue)  # type: ignore[assignment]
-            callbacks, event.callbacks = event.callbacks, None
-            for callback in callbacks:
-                callback(event)
-            if not event._ok and not hasattr(event, "_defused"):
-                raise event._value  # what a process did not catch
-        if until_ns is not None:
-            self._now = until_ns
 
 
 class Clock:
     """Sets alarms and runs them. Equal times and ranks ring in the order in which they were set."""
 
     def __init__(self) -> None:
-        self.env = Environment(initial_time=0)
+        self.env: Any = simpy.Environment(initial_time=0)
+        """SimPy's; its time is an integer here."""
         self.num_events = 0
         """Alarms set so far."""
 
     @property
     def now_ns(self) -> int:
-        return self.env._now
+        now: int = self.env._now
+        return now
 
     def alarm(
         self,
@@ -73,10 +52,22 @@ class Clock:
         """An alarm at `time_ns` (not before now): calls `callback`, resumes a process that yields
         it, or both."""
         self.num_events += 1
-        alarm = Alarm(self.env, callback)
-        self.env.ring(alarm, time_ns, rank)
+        env = self.env
+        alarm = Alarm(env, callback)
+        heappush(env._queue, (time_ns, rank, next(env._eid), alarm))
         return alarm
 
     def run(self, until_ns: int | None = None) -> None:
         """Ring everything due up to and at `until_ns`, or until no alarm is left."""
-        self.env.run_all(until_ns)
+        # What SimPy's `run` does, in one loop instead of several calls for every event.
+        env = self.env
+        queue = env._queue
+        while queue and (until_ns is None or queue[0][0] <= until_ns):
+            env._now, _, _, event = heappop(queue)
+            callbacks, event.callbacks = event.callbacks, None
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not hasattr(event, "_defused"):
+                raise event._value  # what a process did not catch
+        if until_ns is not None:
+            env._now = until_ns

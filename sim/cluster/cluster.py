@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import simpy
@@ -52,8 +53,9 @@ class Cluster:
         self.num_entered = 0
         self.on_leave: Callable[[RequestRecord], None] | None = None
         self._cost = cost
-        self._decide = admission.decide
-        self._choose = routing.choose
+        # A user's policy may answer anything: it is looked at before it is believed.
+        self._decide: Callable[[Request, Cluster], Any] = admission.decide
+        self._choose: Callable[[Request, Cluster], Any] = routing.choose
         self._told = [p.on_leave for p in (admission, routing) if overrides(p, "on_leave")]
         self._admission_name = type(admission).__name__
         self._routing_name = type(routing).__name__
@@ -116,14 +118,15 @@ class Cluster:
             self.records.add(unserved(request, Status.REJECTED, decision.reason, self.now_ns), -1)
         elif isinstance(decision, Defer):
             self._held[request.uid] = request
-            self._hold(request, decision.until_ns)
+            self._hold(request, decision)
         else:
             raise UserError(
                 f"admission policy {self._admission_name} decided {decision!r} for request "
                 f'{request.id}; it must be Accept(), Reject("a reason") or Defer()'
             )
 
-    def _hold(self, request: Request, until_ns: int | None) -> None:
+    def _hold(self, request: Request, defer: Any) -> None:
+        until_ns = defer.until_ns
         if until_ns is None:
             self._held_until_leave.append(request)
         elif isinstance(until_ns, int | np.integer) and self.now_ns < until_ns < NEVER:
@@ -154,12 +157,13 @@ class Cluster:
     # -- on the way to a replica, and out
 
     def _route(self, request: Request) -> None:
-        index = self._choose(request, self)
-        if not isinstance(index, int | np.integer) or not 0 <= index < len(self.replicas):
+        chosen = self._choose(request, self)
+        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < len(self.replicas):
             raise UserError(
-                f"routing policy {self._routing_name} chose replica {index!r} for request "
+                f"routing policy {self._routing_name} chose replica {chosen!r} for request "
                 f"{request.id}; there are {len(self.replicas)}, numbered from 0"
             )
+        index = int(chosen)
         self._asked = 0
         self._held_by[index] += 1
         self._where[request.uid] = index
