@@ -1,4 +1,4 @@
-"""Virtual time: integer nanoseconds on a SimPy environment, with a fixed order at one instant."""
+"""Virtual time: integer nanoseconds on a SimPy environment."""
 
 from __future__ import annotations
 
@@ -9,24 +9,9 @@ from typing import Any
 import simpy
 from simpy.events import EventPriority
 
+from sim.cluster.alarm import Alarm, Rank
 
-class Rank:
-    """Who goes first at one instant: SimPy's event priorities, smallest first."""
-
-    ARRIVE = EventPriority(1)
-    ABORT = EventPriority(2)
-    PLAN = EventPriority(3)
-
-
-class Alarm(simpy.Event):
-    """A SimPy event that will certainly happen; cheaper than a Timeout and with a rank."""
-
-    _value = None
-    _ok = True
-
-    def __init__(self, env: simpy.Environment, callback: Callable[[simpy.Event], None] | None):
-        self.env = env
-        self.callbacks = [callback] if callback else []
+__all__ = ["Clock", "Rank"]
 
 
 class Clock:

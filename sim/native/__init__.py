@@ -32,6 +32,7 @@ MODULES = (
     "sim.engine.log",
     "sim.cost.step",
     "sim.cluster.arrivals",
+    "sim.cluster.clock",
     "sim.cluster.cluster",
     "sim.cluster.records",
     "sim.cluster.replica",
