@@ -114,7 +114,7 @@ class Cluster:
         decision = self._decide(request, self)
         if isinstance(decision, Accept):
             self._route(request)
-        elif isinstance(decision, Reject) and decision.reason and isinstance(decision.reason, str):
+        elif isinstance(decision, Reject) and _is_reason(decision):
             self.records.add(unserved(request, Status.REJECTED, decision.reason, self.now_ns), -1)
         elif isinstance(decision, Defer):
             self._held[request.uid] = request
@@ -199,3 +199,7 @@ class Cluster:
             self.clock.alarm(self.now_ns, Rank.ARRIVE, self._ask_the_waiting)
         if self.on_leave is not None:
             self.on_leave(record)
+
+
+def _is_reason(reject: Any) -> bool:
+    return isinstance(reject.reason, str) and reject.reason != ""
