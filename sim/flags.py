@@ -75,7 +75,9 @@ def build_parser() -> Parser:
     add("--arrivals", metavar="SPEC", help="arrivals for a trace without: poisson:rate=8")
     add("--skip-bad-rows", action="store_true", help="count rows that cannot be read, and go on")
     add("--generate", metavar="SPEC", help="a synthetic workload instead of a trace")
-    add("--limit", metavar="N", help="only the first N requests")
+    add("--start", metavar="S", help="only requests from S seconds on, counted from the first")
+    add("--end", metavar="S", help="only requests before S seconds")
+    add("--limit", metavar="N", help="only the first N requests of those")
     add("--rate-scale", metavar="X", help="requests come X times faster")
     add = parser.add_argument_group("which system").add_argument
     add("--model", metavar="NAME", help="built-in name, or a Hugging Face config.json")
@@ -91,6 +93,8 @@ def build_parser() -> Parser:
     add = parser.add_argument_group("how it is served").add_argument
     add("--policy", metavar="NAME", help="scheduling policy: chunked, ..., or file.py:Class")
     add("--routing", metavar="NAME", help="routing policy: round-robin, ..., or file.py:Class")
+    add("--admission", metavar="NAME", help="admission policy: always, ..., or file.py:Class")
+    add("--eviction", metavar="NAME", help="eviction policy: lru, ..., or file.py:Class")
     add("--slo", metavar="K=S,..", help="limits in seconds: ttft=1,tpot=0.05,e2e=20")
     add(
         "--set", metavar="PATH=VALUE", action="append", default=[],
@@ -163,8 +167,12 @@ _FLAGS = {
     "tp": "engine.tensor_parallel_size",
     "policy": "policy",
     "routing": "routing",
+    "admission": "admission",
+    "eviction": "eviction",
     "format": "trace.format",
     "arrivals": "trace.arrivals",
+    "start": "start_s",
+    "end": "end_s",
     "limit": "limit",
     "rate_scale": "rate_scale",
     "seed": "seed",

@@ -216,6 +216,16 @@ def test_requests_too_long_for_context_or_cache_are_rejected_and_counted(tmp_pat
     assert requests["rejected_by_reason"] == {"context": 1, "kv-capacity": 1}
 
 
+def test_a_window_of_the_trace_behind_another_door() -> None:
+    part = ("--trace", traces.sample_path(), "--start", "60", "--end", "120", "--json")
+    whole = json.loads(simulate(*part).stdout)
+    assert 200 < whole["requests"]["total"] < 500
+    few = json.loads(simulate(*part, "--admission", "queue-limit", "--eviction", "lru").stdout)
+    assert few["requests"]["total"] == whole["requests"]["total"]
+    same = json.loads(simulate(*part, "--set", "admission=always").stdout)
+    assert same["ttft_s"] == whole["ttft_s"]
+
+
 def test_skipped_and_unsorted_rows_are_counted(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     lines = traces.sample_path().read_text().splitlines()[:20]

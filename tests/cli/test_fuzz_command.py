@@ -57,7 +57,7 @@ NAMES = {
     "--profile": ["a100", "A100-80G", "l4", "h1000", "none.json", ""],
     "--list": ["gpus", "fields", "gpu", ""],
 }
-NUMERIC = ["--limit", "--rate-scale", "--tp", "--seed"]
+NUMERIC = ["--start", "--end", "--limit", "--rate-scale", "--tp", "--seed"]
 SWITCHES = ["--json", "--quiet", "--no-fast-forward", "--skip-bad-rows", "--wall-clock", "--jsn"]
 ENGINE = {
     "max_num_seqs": [1, 2, 64],
