@@ -56,7 +56,7 @@ def key() -> str:
 
 def cache() -> Path:
     """Where compiled modules are kept, a folder per key."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "tokentwin" / "native"
 
 

@@ -46,20 +46,18 @@ def main() -> int:
         return 0
     if find_spec("mypyc") is None or find_spec("setuptools") is None:
         return _stay("mypy is not installed: pip install 'tokentwin[native]'")
+    if not folder.is_absolute():
+        return _stay("there is no home folder: set XDG_CACHE_HOME")
     print("compiling the event loop, once for this version (half a minute) ...", file=sys.stderr)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as work:
-        problem = build(Path(work))
-        if problem is not None:
-            return _stay(problem)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix="tmp"))
-        shutil.copytree(Path(work) / "out", staged, dirs_exist_ok=True)
-        try:
-            staged.rename(folder)
-        except OSError:  # somebody else was faster
-            shutil.rmtree(staged)
-    _forget_old(folder)
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            problem = build(Path(work))
+            if problem is not None:
+                return _stay(problem)
+            _keep(Path(work) / "out", folder)
+    except OSError as error:
+        return _stay(str(error))
     print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 0
 
@@ -89,7 +87,18 @@ def _stay(why: str) -> int:
     return 1
 
 
-def _forget_old(folder: Path) -> None:
+def _keep(built: Path, folder: Path) -> None:
+    """Move what was built into its folder of the cache, at once or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix="tmp"))
+    try:
+        shutil.copytree(built, staged, dirs_exist_ok=True)
+        staged.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else somebody was faster
+            raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
     others = [f for f in folder.parent.iterdir() if f != folder and f.is_dir()]
     others.sort(key=lambda f: f.stat().st_mtime, reverse=True)
     for old in others[KEPT:]:

@@ -95,12 +95,21 @@ def test_insisting_on_modules_that_are_not_there(tmp_path, repo_root, monkeypatc
     assert document["run"]["compiled"] is False
 
 
-@pytest.mark.parametrize("lacking", ["mypy", "a compiler that works"])
+def test_a_user_without_a_home_has_nothing_compiled(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it does then
+    assert not native.cache().exists()
+
+
+@pytest.mark.parametrize("lacking", ["mypy", "a compiler that works", "room"])
 def test_what_cannot_be_compiled_stays_in_python(lacking, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if lacking == "mypy":
         monkeypatch.setattr(compiling, "find_spec", lambda name: None)
         why = "mypy is not installed"
+    elif lacking == "room":
+        monkeypatch.setattr(compiling, "build", lambda work: None)
+        why = "No such file"  # nothing was built: as if the disk had lost it
     else:
         monkeypatch.setattr(compiling, "MODULES", ("sim.engine.fast.blocks",))
         monkeypatch.setenv("CC", "false")
