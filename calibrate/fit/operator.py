@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_solve, cholesky, lapack
 from scipy.optimize import least_squares
 
 from sim.cost.hardware import Gpu
@@ -16,7 +16,7 @@ from sim.cost.residual import Residual, covariance_matrix
 
 MAX_FORM_POINTS = 1200
 """Points that fit the few coefficients of a form."""
-MAX_RESIDUAL_POINTS = 3000
+MAX_RESIDUAL_POINTS = 4000
 """Points the residual keeps; it is solved densely."""
 MAX_SCALE_POINTS = 400
 """Points that choose the residual's variance and noise."""
@@ -24,6 +24,11 @@ SOFT = 0.1
 """Relative error beyond which a point counts as an outlier of the form."""
 SCALES = (0.3, 1.0, 3.0)
 NOISES = (0.5, 1.0, 3.0)
+NOISES_WITH_TAILS = (0.5, 1.0, 3.0, 10.0)
+REWEIGHTINGS = 2
+"""Times that the noise of each point is estimated anew; more change nothing that matters."""
+FEWEST_PLAIN = 20
+"""Points without exceptions (`Form.exceptions`) from which on these are left out of the form."""
 
 
 def fit_operator(
@@ -33,7 +38,8 @@ def fit_operator(
     Few points fit fewer things: below four the form's own coefficients are only scaled."""
     rng = np.random.default_rng(seed)
     columns, us = _merged(columns, us)
-    chosen = _thinned(len(us), MAX_FORM_POINTS, rng)
+    plain = _plain(form, columns, gpu, key)
+    chosen = plain[_thinned(len(plain), MAX_FORM_POINTS, rng)]
     best: tuple[float, Mapping[str, Any], dict[str, float]] | None = None
     for variant in form.variants_of(gpu, key):
         work = form.work(_rows(columns, chosen), gpu, key, variant)
@@ -46,7 +52,7 @@ def fit_operator(
     work = form.work(_rows(columns, kept), gpu, key, variant)
     error = np.log(us[kept] / form.us(coefficients, work, gpu, key, cold=False))
     axes = np.stack(np.broadcast_arrays(*form.axes(work)), axis=1)
-    residual = fit_residual(axes, error, form.covariance, form.noise, rng)
+    residual = fit_residual(axes, error, form.covariance, form.noise, rng, form.tails)
     return {
         "variant": dict(variant),
         "coefficients": {k: float(f"{v:.6g}") for k, v in coefficients.items()},
@@ -55,13 +61,25 @@ def fit_operator(
 
 
 def _merged(columns: Columns, us: Array) -> tuple[dict[str, Array], Array]:
-    """Repeated shapes become one point: their geometric mean."""
+    """Repeated shapes become one point: their geometric mean. The order of the rows does not
+    matter, not even to the last bit."""
     names = list(columns)
     table = np.stack([columns[n] for n in names], axis=1)
+    order = np.argsort(us, kind="stable")
+    table, us = table[order], us[order]
     rows, row_of = np.unique(table, axis=0, return_inverse=True)
     count = np.bincount(row_of.ravel())
     mean = np.bincount(row_of.ravel(), weights=np.log(us)) / count
     return {n: rows[:, i] for i, n in enumerate(names)}, np.exp(mean)
+
+
+def _plain(form: Form, columns: Columns, gpu: Gpu, key: Key) -> np.ndarray:
+    """Rows that the form is fitted on."""
+    odd = form.exceptions(form.work(columns, gpu, key, form.variants[0]))
+    rows = None if odd is None else np.flatnonzero(~odd)
+    if rows is None or len(rows) < FEWEST_PLAIN:
+        return np.arange(len(columns[form.sizes[0]]))
+    return rows
 
 
 def _thinned(count: int, most: int, rng: np.random.Generator) -> np.ndarray:
@@ -137,32 +155,76 @@ def fit_residual(
     covariance: tuple[Component, ...],
     noise: float,
     rng: np.random.Generator,
+    tails: float | None = None,
 ) -> Residual:
     """Solve for the residual's weights. Variance and noise come from the likelihood of a sample:
-    published rows differ by an order of magnitude in how much they scatter."""
+    published rows differ by an order of magnitude in how much they scatter. `tails`: see `Form`."""
     some = _thinned(len(values), MAX_SCALE_POINTS, rng)
     best: tuple[float, float, float] | None = None
     shared = covariance_matrix(axes[some], axes[some], covariance)
     for scale in SCALES:
-        for more in NOISES:
-            loss = _unlikeliness(scale * shared, values[some], noise * more)
+        for more in NOISES if tails is None else NOISES_WITH_TAILS:
+            loss = _unlikeliness(scale * shared, values[some], noise * more, tails)
             if best is None or loss < best[0]:
                 best = (loss, scale, more)
     assert best is not None
     _, scale, more = best
     scaled = tuple(replace(c, variance=c.variance * scale) for c in covariance)
     matrix = covariance_matrix(axes, axes, scaled)
-    matrix[np.diag_indices_from(matrix)] += noise * more
-    weights = cho_solve(cho_factor(matrix, lower=True, overwrite_a=True), values)
-    return Residual(axes, weights, scaled)
+    return Residual(axes, _solve(matrix, values, noise * more, tails).weights, scaled)
 
 
-def _unlikeliness(matrix: Array, values: Array, noise: float) -> float:
+def _unlikeliness(matrix: Array, values: Array, noise: float, tails: float | None) -> float:
     """Negative log likelihood of the values under the covariance, constants left out."""
-    noisy = matrix + noise * np.eye(len(values))
     try:
-        factor = cho_factor(noisy, lower=True)
+        return _solve(matrix, values, noise, tails).loss
     except LinAlgError:
         return float("inf")
-    fit = 0.5 * values @ cho_solve(factor, values)
-    return float(fit + np.log(np.diag(factor[0])).sum())
+
+
+@dataclass(frozen=True)
+class _Solution:
+    weights: Array
+    loss: float
+    """Negative log likelihood, with `tails` a bound of it; constants left out."""
+
+
+def _solve(matrix: Array, values: Array, noise: float, tails: float | None) -> _Solution:
+    """Weights of the Gaussian process through noisy values.
+
+    Student's t is a Gaussian whose variance is itself random: a variational posterior of the
+    variances, one per point, gives points far from what all others say a larger one.
+    """
+    variance = np.full(len(values), noise)
+    factor, weights = _factor(matrix, values, variance)
+    if tails is None:
+        return _Solution(weights, float(0.5 * values @ weights + _half_log_det(factor)))
+    for _ in range(REWEIGHTINGS):
+        off = _expected_squares(factor, weights, variance)
+        variance = noise * (tails + off / noise) / (tails + 1)
+        factor, weights = _factor(matrix, values, variance)
+    off = _expected_squares(factor, weights, variance)
+    gaussian = 0.5 * values @ weights + _half_log_det(factor)
+    gaussian -= 0.5 * np.sum(np.log(variance) + off / variance)
+    heavy = 0.5 * np.sum((tails + 1) * np.log1p(off / (tails * noise)) + np.log(noise))
+    return _Solution(weights, float(gaussian + heavy))
+
+
+def _factor(matrix: Array, values: Array, variance: Array) -> tuple[Array, Array]:
+    """(Cholesky factor of the noisy covariance, weights)."""
+    noisy = matrix.copy()
+    noisy[np.diag_indices_from(noisy)] += variance
+    factor: Array = cholesky(noisy, lower=True, overwrite_a=True)
+    return factor, cho_solve((factor, True), values)
+
+
+def _expected_squares(factor: Array, weights: Array, variance: Array) -> Array:
+    """Posterior mean of the squared distance between each value and the process."""
+    inverse = lapack.dpotri(factor, lower=1)[0]
+    spread = variance - variance**2 * np.diag(inverse)
+    result: Array = (variance * weights) ** 2 + np.maximum(spread, 0.0)
+    return result
+
+
+def _half_log_det(factor: Array) -> float:
+    return float(np.log(np.diag(factor)).sum())

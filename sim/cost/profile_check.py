@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.cost.operators import FORMS
+from sim.cost.operators import FORMS, Form
 from sim.cost.residual import Residual
 from sim.cost.server import OP as SERVER
 from sim.cost.server import ServerFit
@@ -68,17 +68,20 @@ def _check_entry(entry: Entry) -> None:
     known = [dict(variant) for variant in form.variants]
     _need(fit["variant"] in known, f"no variant {fit['variant']!r}: fit it again")
     for name, bounds in form.coefficients.items():
+        if name in form.later and name not in fit["coefficients"]:
+            continue
         _need(name in fit["coefficients"], f"no coefficient {name!r}: fit it again")
         value = fit["coefficients"][name]
         _number(value, f"coefficient {name!r}", bounds.low / 100, bounds.high * 100)
     _number(fit.get("burst", 1.0), "burst", 1e-3)
     _number(fit.get("launch_us", 0.0), "launch_us", 0)
-    _check_residual(Residual.from_json(fit["residual"]), len(form.covariance[0].lengths))
+    _check_residual(Residual.from_json(fit["residual"]), form)
 
 
-def _check_residual(residual: Residual, num_axes: int) -> None:
+def _check_residual(residual: Residual, form: Form) -> None:
     points, axes = residual.positions.shape
-    _need(axes == num_axes, f"residual over {axes} axes, not {num_axes}")
+    num_axes = len(form.covariance[0].lengths)
+    _need(axes in (num_axes, form.earlier_axes), f"residual over {axes} axes, not {num_axes}")
     _need(len(residual.weights) == points, "residual with other weights than points")
     finite = np.isfinite(residual.positions).all() and np.isfinite(residual.weights).all()
     _need(bool(finite), "residual that is not finite")

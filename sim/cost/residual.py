@@ -33,7 +33,9 @@ class Residual:
     covariance: tuple[Component, ...]
 
     def __call__(self, axes: Sequence[Array]) -> Array:
-        """The residual at the broadcast axes."""
+        """The residual at the broadcast axes. A form may have got axes since it was fitted: they
+        come last and are left out."""
+        axes = axes[: self.positions.shape[1]]
         shape = np.broadcast_shapes(*(a.shape for a in axes))
         columns = [np.broadcast_to(a, shape).ravel() for a in axes]
         if shape == () or len(columns[0]) == 0 or len(self.weights) == 0:

@@ -58,8 +58,16 @@ class Form:
     variants: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     """Discrete choices (tile sizes, ...); a fit takes the best."""
     covariance: ClassVar[tuple[Component, ...]]
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Coefficients that entries fitted by earlier versions lack; without them the effect is not
+    priced, and these entries mean what they meant."""
+    earlier_axes: ClassVar[int | None] = None
+    """Number of axes of earlier versions' residuals, the first ones of today's."""
     noise: ClassVar[float]
     """Variance of a measurement's logarithm that is not worth reproducing."""
+    tails: ClassVar[float | None] = None
+    """Degrees of freedom of that noise as Student's t, where some published calls are far off for
+    no reason in their sizes; None: Gaussian."""
 
     def variants_of(self, gpu: Gpu, key: Key) -> Sequence[Mapping[str, Any]]:
         """The variants that the kernel of the key may be; all, unless it is known better."""
@@ -77,8 +85,14 @@ class Form:
         raise NotImplementedError
 
     def axes(self, w: Mapping[str, Array]) -> list[Array]:
-        """Coordinates of the residual, one array per axis of `covariance`."""
+        """Coordinates of the residual, one array per axis of `covariance`. New axes come last:
+        residuals fitted before ignore them."""
         raise NotImplementedError
+
+    def exceptions(self, w: Mapping[str, Array]) -> npt.NDArray[np.bool_] | None:
+        """Calls that run another kernel and must not bend the coefficients; the residual alone
+        corrects them. None: there are none."""
+        return None
 
 
 def p_norm(power: float, *terms: Array) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.cost.hardware import Gpu
 from sim.cost.models import DTYPE_BYTES
@@ -21,13 +22,17 @@ from sim.cost.operators.base import (
 )
 
 TILE = 128
-"""Rows of the usual output tile; the residual looks at the waste of the last one."""
+"""Rows of the usual output tile."""
+TILES = (64, 128, 256)
+"""Rows that kernels may work on at once; what is left of the last tile costs as much as a full one,
+so times are stairs over m, with steps that differ between kernels."""
 
 
 class Gemm(Form):
-    """Compute, bytes and the serial loop over k, in a p-norm. 8-bit rows include the dynamic
-    quantisation of the 16-bit input. A key may name other `weights` than the kernel's dtype: those
-    are read in their own width and unpacked on the fly."""
+    """Compute, bytes and the serial loop over k, in a p-norm. `padding` is how much of the last
+    tile's unused rows is computed all the same; libraries switch to smaller tiles to avoid it.
+    8-bit rows include the dynamic quantisation of the 16-bit input. A key may name other `weights`
+    than the kernel's dtype: those are read in their own width and unpacked on the fly."""
 
     op = "gemm"
     sizes = ("m", "n", "k")
@@ -38,17 +43,27 @@ class Gemm(Form):
         "power": Coefficient(1.0, 8.0, 2.0),
         "fixed": Coefficient(0.1, 60.0, 3.0, log=True),
         "serial": Coefficient(1e-4, 1.0, 0.03, log=True),
+        "padding": Coefficient(0.0, 1.0, 0.5),
     }
-    # Axes: m, n, k, unaligned rows, waste of the last tile. A broad trend, what neighbouring
-    # shapes share, and what one (n, k) has of its own.
+    later = frozenset({"padding"})
+    earlier_axes = 5
+    variants = ({}, {"tile": 2 * TILE})
+    """Rows of the output tile (`TILE`), or of two that run in a cluster."""
+    # Axes: m, n, k, unaligned rows, waste of the last tile, a single row (another kernel), m in
+    # whole tiles of each size. A broad trend, what neighbouring shapes share, what one (n, k) has
+    # of its own, and the stairs of each tile size.
     covariance = (
-        Component(0.02, (3.0, 2.0, 2.0, 1.0, 0.5), smooth=True),
-        Component(0.02, (1.0, 0.7, 0.7, 1.0, 0.5)),
-        Component(0.01, (1.0, 0.05, 0.05, 1.0, 0.5)),
+        Component(0.008, (3.0, 2.0, 2.0, 1.0, 0.5, 0.5, None, None, None), smooth=True),
+        Component(0.014, (1.0, 0.7, 0.7, 1.0, 0.5, 0.3, None, None, None)),
+        Component(0.01, (1.0, 0.05, 0.05, 1.0, 0.5, 0.3, None, None, None)),
+        Component(0.015, (None, 0.7, 0.7, None, None, 0.3, 1.0, None, None)),
+        Component(0.015, (None, 0.7, 0.7, None, None, 0.3, None, 1.0, None)),
+        Component(0.015, (None, 0.7, 0.7, None, None, 0.3, None, None, 1.0)),
     )
     # Published rows are bimodal by up to 17 % between neighbouring sizes, differently in every
     # measurement; a model has dozens of weights, so their average is what counts.
     noise = 0.006
+    tails = 4.0
 
     def work(self, c: Columns, gpu: Gpu, key: Key, variant: Mapping[str, Any]) -> dict[str, Array]:
         m, n, k = c["m"], c["n"], c["k"]
@@ -56,12 +71,22 @@ class Gemm(Form):
         moved = width * n * k + 2 * m * (k + n)
         if width < 2 and "weights" not in key:
             moved = moved + (2 + 2 * width) * m * k
-        return {"flops": 2 * m * n * k, "bytes": moved, "m": m, "n": n, "k": k}
+        tile = float(variant.get("tile", TILE))
+        filled = np.where(m > tile / 2, np.ceil(m / tile) * tile / np.maximum(m, 1), 1.0)
+        return {
+            "flops": 2 * m * n * k,
+            "filled": filled + 0 * n * k,
+            "bytes": moved,
+            "m": m,
+            "n": n,
+            "k": k,
+        }
 
     def us(
         self, k: Mapping[str, float], w: Mapping[str, Array], gpu: Gpu, key: Key, *, cold: bool
     ) -> Array:
-        compute = w["flops"] * (1e6 / (k["compute"] * gpu.peak_flops(str(key["dtype"]))))
+        flops = w["flops"] * w["filled"] ** k["padding"] if "padding" in k else w["flops"]
+        compute = flops * (1e6 / (k["compute"] * gpu.peak_flops(str(key["dtype"]))))
         memory = w["bytes"] * (1e6 / (k["memory"] * gpu.bytes_per_s))
         serial = w["k"] * (k["serial"] / 64)
         return p_norm(k["power"], compute, memory, serial) + k["fixed"]
@@ -71,5 +96,13 @@ class Gemm(Form):
         many = m > TILE / 2
         unaligned = np.where(many & (m % 16 != 0), 1.0, 0.0)
         waste = np.where(many, np.log(np.ceil(m / TILE) * TILE / m), 0.0)
-        log_m, log_n, log_k = logs(m, w["n"], w["k"])
-        return [log_m, log_n, log_k, *np.broadcast_arrays(unaligned, waste, log_m)[:2]]
+        single = np.where(m == 1, 1.0, 0.0)
+        stairs = [np.log(np.maximum(np.ceil(m / tile), 1) * tile) for tile in TILES]
+        return [
+            *logs(m, w["n"], w["k"]),
+            *np.broadcast_arrays(unaligned, waste, single, *stairs, w["n"], w["k"])[:-2],
+        ]
+
+    def exceptions(self, w: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = np.asarray(w["m"] == 1)
+        return found
