@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
@@ -108,12 +109,17 @@ def _fit(args: argparse.Namespace) -> int:
         progress=show,
     )
     save(profile, args.out)
-    print(f"{args.out}: {gpu.name}, {len(profile.entries)} operators", file=sys.stderr)
+    print(
+        f"{args.out}: {gpu.name}, {len(profile.entries)} operators, "
+        f"{time.process_time():.1f} s of CPU",
+        file=sys.stderr,
+    )
     return 0
 
 
 def _predict(args: argparse.Namespace) -> int:
     from calibrate.fit.inputs import gpu_of_profile, read_points_to_predict
+    from calibrate.fit.points import read_table
     from calibrate.fit.profile import predict_points
     from sim.cost.predictor import Predictor
     from sim.cost.profile import load
@@ -128,10 +134,18 @@ def _predict(args: argparse.Namespace) -> int:
         )
     gpu = gpu_of_profile(profile, args.datasheet)
     points = read_points_to_predict(args.points, gpu, profile.gpu)
-    table = points.table.copy()
-    table["predicted_us"] = predict_points(points, Predictor(profile, gpu))
+    found = predict_points(points, Predictor(profile, gpu))
+    table = read_table(args.points)
+    table["predicted_us"] = found.us
+    table["extrapolated"] = found.other_key | found.outside
     table.to_csv(args.out, index=False)
-    print(f"{args.out}: {len(table)} rows", file=sys.stderr)
+    for count, why in (
+        (found.other_key.sum(), "of an operator that was not fitted: the nearest one's times"),
+        (found.outside.sum(), "beyond the sizes that were fitted"),
+    ):
+        if count:
+            print(f"{args.points}: {count} of {len(table)} rows are {why}", file=sys.stderr)
+    print(f"{args.out}: {len(table)} rows, {time.process_time():.1f} s of CPU", file=sys.stderr)
     return 0
 
 

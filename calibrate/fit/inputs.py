@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from calibrate.fit.points import Points, of_gpu, read_points
+import pandas as pd
+
+from calibrate.fit.points import (
+    TIME_COLUMNS,
+    NotFittedError,
+    Points,
+    check_points,
+    of_gpu,
+    read_points,
+    read_table,
+    rows_of_gpu,
+)
 from sim.cost.hardware import Gpu, aliases, gpu, gpu_from_datasheet
-from sim.cost.operators import FORMS
 from sim.cost.profile import Profile
 from sim.errors import UserError, normalise
 
@@ -38,33 +48,45 @@ def gpu_of_profile(profile: Profile, datasheet: Path | None) -> Gpu:
 
 
 def read_points_of(paths: Sequence[Path], card: Gpu, called: str) -> list[Points]:
-    """The points of the GPU in all files; rows of other GPUs and operators that cannot be fitted
-    are counted on stderr. Raises UserError when nothing is left."""
+    """The points of the GPU in all files; rows of other GPUs, rows without a duration and tables
+    that cannot be fitted are named on stderr. Raises UserError when nothing is left."""
     names = (*aliases(card), called)
     found = []
     for path in paths:
-        points = read_points(path)
-        if points.op not in FORMS:
-            print(f"{path}: {points.op} points are not fitted, skipped", file=sys.stderr)
+        table = read_table(path)
+        mine = rows_of_gpu(table, names)
+        if len(mine) < len(table):
+            print(f"{path}: {len(table) - len(mine)} rows of other GPUs left out", file=sys.stderr)
+        table = _lasting(mine)
+        if len(table) < len(mine):
+            print(f"{path}: {len(mine) - len(table)} rows of 0 us left out", file=sys.stderr)
+        try:
+            points = check_points(table, str(path))
+        except NotFittedError as error:
+            if len(paths) == 1:
+                raise
+            print(f"skipped: {error}", file=sys.stderr)
             continue
-        mine = of_gpu(points, names)
-        others = len(points.table) - len(mine.table)
-        if others:
-            print(f"{path}: {others} rows of other GPUs left out", file=sys.stderr)
-        if len(mine.table) and mine.us is None:
+        if len(table) and points.us is None:
             raise UserError(f"{path}: no column 'us' (measured microseconds)")
-        if len(mine.table):
-            found.append(mine)
+        if len(table):
+            found.append(points)
     if not found:
         raise UserError(f"no points of {card.name} in {', '.join(map(str, paths))}")
     return found
 
 
+def _lasting(table: pd.DataFrame) -> pd.DataFrame:
+    """Without rows whose time the measurement rounded to zero: they have no logarithm to fit."""
+    for name in TIME_COLUMNS:
+        if name in table:
+            table = table[pd.to_numeric(table[name], errors="coerce") != 0]
+    return table
+
+
 def read_points_to_predict(path: Path, card: Gpu, called: str) -> Points:
-    """All rows of a file, which must be of the profile's GPU."""
-    points = read_points(path)
-    if points.op not in FORMS:
-        raise UserError(f"{path}: {points.op} points cannot be predicted by a profile")
+    """All rows of a file, which must be of the profile's GPU; they need no times."""
+    points = read_points(path, timed=False)
     mine = of_gpu(points, (*aliases(card), called))
     if len(mine.table) < len(points.table):
         wanted = {normalise(n) for n in (*aliases(card), called)}

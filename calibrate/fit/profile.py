@@ -45,8 +45,8 @@ class Group:
 
 
 def groups(points: Sequence[Points]) -> Iterator[Group]:
-    """The measured points of all files by operator and key. Files of the same operator and key
-    are one group."""
+    """The measured points of all files by operator and key, in the order of these. Files of the
+    same operator and key are one group."""
     parts: dict[tuple[Any, ...], list[tuple[Columns, Array]]] = {}
     sources: dict[tuple[Any, ...], set[str]] = {}
     keys: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
@@ -62,7 +62,7 @@ def groups(points: Sequence[Points]) -> Iterator[Group]:
             if source is not None:
                 sources.setdefault(name, set()).update(source[rows].tolist())
             parts.setdefault(name, []).append(({n: c[rows] for n, c in sizes.items()}, us[rows]))
-    for name, pieces in parts.items():
+    for name, pieces in sorted(parts.items()):
         op, key = keys[name]
         columns = {n: np.concatenate([c[n] for c, _ in pieces]) for n in pieces[0][0]}
         us = np.concatenate([u for _, u in pieces])
@@ -129,12 +129,32 @@ def fit_profile(
     return Profile(gpu.name, tuple(entries), provenance, created, meta=meta or {})
 
 
-def predict_points(points: Points, predictor: Predictor) -> Array:
-    """Predicted microseconds of every row, in row order."""
+@dataclass(frozen=True)
+class Predictions:
+    """Per row: microseconds, and how far the profile is from having been fitted on the like."""
+
+    us: Array
+    other_key: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """No entry has the row's key: the nearest one stands for it, perhaps a built-in profile's."""
+    outside: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """A size is smaller or larger than any that the entry was fitted on."""
+
+
+def predict_points(points: Points, predictor: Predictor) -> Predictions:
+    """Predictions of every row, in row order."""
     sizes, keys = points.sizes(), points.keys()
-    predicted = np.full(len(points.table), np.nan)
-    for key, rows in _by_key(keys):
+    rows = len(points.table)
+    us, other_key, outside = np.full(rows, np.nan), np.zeros(rows, bool), np.zeros(rows, bool)
+    for key, at in _by_key(keys):
         shown = {k: v for k, v in key.items() if v != ""}
-        columns = {n: c[rows] for n, c in sizes.items()}
-        predicted[rows] = predictor.points_us(points.op, columns, shown)
-    return predicted
+        columns = {n: c[at] for n, c in sizes.items()}
+        us[at] = predictor.points_us(points.op, columns, shown)
+        other_key[at] = not any(_has(e, shown) for e in predictor.profile.of(points.op))
+        for name, values in columns.items():
+            low, high = predictor.range_of(points.op, name, **shown)
+            outside[at] |= (values < low) | (values > high)
+    return Predictions(us, other_key, outside)
+
+
+def _has(entry: Entry, key: Mapping[str, Any]) -> bool:
+    return all(str(entry.key.get(name, "")) == str(value) for name, value in key.items())

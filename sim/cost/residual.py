@@ -120,15 +120,15 @@ def _covariance(left: Array, right: Array, component: Component, axes: np.ndarra
         length = component.lengths[axis]
         if length is None:
             continue
-        # Grids repeat few values per axis: compute those once and spread them.
+        # Grids repeat few values per axis: compute those once and spread them, rows last.
         a, a_of = np.unique(left[:, column], return_inverse=True)
         b, b_of = np.unique(right[:, column], return_inverse=True)
         away = np.abs(a[:, None] - b[None, :]) / length
         if component.smooth:
-            square = (away * away)[a_of][:, b_of]
+            square = (away * away)[:, b_of][a_of]
             squares = square if squares is None else squares + square
         else:
-            product *= correlation(away, smooth=False)[a_of][:, b_of]
+            product *= correlation(away, smooth=False)[:, b_of][a_of]
     if squares is not None:
         product = np.exp(-0.5 * squares)
     return product
