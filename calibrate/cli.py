@@ -78,8 +78,19 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--gpu", required=True)
     report.add_argument("--out", type=Path, help="folder for the plots")
     report.add_argument("--datasheet", type=Path, help="as for fit")
+    report.add_argument(
+        "--floor",
+        action="store_true",
+        help="also the error of one in seven points when all others are known (slow)",
+    )
     report.set_defaults(run=_report)
     return parser
+
+
+def _check_folder(out: Path) -> None:
+    """Before the work: is there a place for its result?"""
+    if not out.parent.is_dir() or out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise UserError(f"{out}: cannot be written; --out is a file in a folder that exists")
 
 
 def _fit(args: argparse.Namespace) -> int:
@@ -88,6 +99,7 @@ def _fit(args: argparse.Namespace) -> int:
     from sim.cost.predictor import describe
     from sim.cost.profile import Entry, save
 
+    _check_folder(args.out)
     gpu = read_gpu(args.gpu, args.datasheet)
     points = read_points_of(args.points, gpu, args.gpu)
 
@@ -125,6 +137,7 @@ def _predict(args: argparse.Namespace) -> int:
     from sim.cost.profile import load
     from sim.cost.server import server_entry
 
+    _check_folder(args.out)
     profile = load(args.profile)
     if server_entry(profile) is not None:
         # A server's logs scale what its steps spend on a class, not the calls timed alone.
@@ -155,7 +168,7 @@ def _report(args: argparse.Namespace) -> int:
 
     gpu = read_gpu(args.gpu, args.datasheet)
     points = read_points_of(args.points, gpu, args.gpu)
-    rows = report(points, gpu, args.out)
+    rows = report(points, gpu, args.out, floor=args.floor)
     if not rows:
         raise UserError("too few points for a hold-out test (at least 20 of one operator)")
     return 0

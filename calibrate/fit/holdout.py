@@ -43,7 +43,7 @@ class Test:
 
     group: Group
     kind: str
-    """`coarse` or `unseen shapes`."""
+    """`coarse`, `unseen shapes` or `floor`."""
     used: int
     tested: int
     form: tuple[float, float]
@@ -55,7 +55,12 @@ class Test:
 
 def coarse_test(group: Group, gpu: Gpu) -> Test | None:
     """Fit on the coarse points, test on the others; None when there are too few of either."""
-    chosen = coarse(group)
+    return _test(group, coarse(group), gpu, "coarse")
+
+
+def _test(
+    group: Group, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], gpu: Gpu, kind: str
+) -> Test | None:
     if len(group) < FEWEST or chosen.sum() < 6 or (~chosen).sum() < 6:
         return None
     operator = _fit(group, chosen, gpu)
@@ -64,7 +69,7 @@ def coarse_test(group: Group, gpu: Gpu) -> Test | None:
     predicted = operator.us(columns)
     return Test(
         group,
-        "coarse",
+        kind,
         int(chosen.sum()),
         len(measured),
         errors(_form_us(operator, columns), measured),
@@ -72,6 +77,14 @@ def coarse_test(group: Group, gpu: Gpu) -> Test | None:
         predicted,
         measured,
     )
+
+
+def floor_test(group: Group, gpu: Gpu, seed: int = 0) -> Test | None:
+    """Fit on all points but one in seven of those that the coarse test predicts, test on these:
+    what stays is scatter of the measurement, or structure finer than the grid it was made on."""
+    rng = np.random.default_rng(seed)
+    chosen = coarse(group) | (rng.random(len(group)) > 1 / 7)
+    return _test(group, chosen, gpu, "floor")
 
 
 def unseen_test(group: Group, gpu: Gpu, seed: int = 0) -> Test | None:
@@ -128,7 +141,7 @@ def _fit(group: Group, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], gpu: Gp
     form = FORMS[group.op]
     part = replace(group, columns={n: c[rows] for n, c in group.columns.items()}, us=group.us[rows])
     key = {"dtype": "bf16", **group.key} if "dtype" in form.keys else dict(group.key)
-    fit = fit_operator(form, part.columns, part.us, gpu, key)
+    fit = fit_operator(form, part.columns, part.us, gpu, key, most=len(part))
     return Operator(form, Entry(group.op, key, fit, len(part)), gpu)
 
 

@@ -17,7 +17,7 @@ from sim.cost.residual import Residual, covariance_matrix
 MAX_FORM_POINTS = 1200
 """Points that fit the few coefficients of a form."""
 MAX_RESIDUAL_POINTS = 4000
-"""Points the residual keeps; it is solved densely."""
+"""Points the residual keeps unless asked for more; it is solved densely."""
 MAX_SCALE_POINTS = 400
 """Points that choose the residual's variance and noise."""
 SOFT = 0.1
@@ -32,7 +32,13 @@ FEWEST_PLAIN = 20
 
 
 def fit_operator(
-    form: Form, columns: Columns, us: Array, gpu: Gpu, key: Key, seed: int = 0
+    form: Form,
+    columns: Columns,
+    us: Array,
+    gpu: Gpu,
+    key: Key,
+    seed: int = 0,
+    most: int = MAX_RESIDUAL_POINTS,
 ) -> dict[str, Any]:
     """The fit of one operator, as an `Entry` stores it. `us` are positive; at least one point.
     Few points fit fewer things: below four the form's own coefficients are only scaled."""
@@ -48,7 +54,7 @@ def fit_operator(
             best = (cost, variant, coefficients)
     assert best is not None
     _, variant, coefficients = best
-    kept = _thinned(len(us), MAX_RESIDUAL_POINTS, rng)
+    kept = _thinned(len(us), most, rng)
     work = form.work(_rows(columns, kept), gpu, key, variant)
     error = np.log(us[kept] / form.us(coefficients, work, gpu, key, cold=False))
     axes = np.stack(np.broadcast_arrays(*form.axes(work)), axis=1)

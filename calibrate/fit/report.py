@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.fit.holdout import Test, coarse_test, unseen_test
+from calibrate.fit.holdout import Test, coarse_test, floor_test, unseen_test
 from calibrate.fit.points import Points
 from calibrate.fit.profile import Group, fit_group, groups
 from sim.cost.hardware import Gpu
@@ -18,20 +18,26 @@ from sim.cost.predictor import describe
 HEADER = f"{'operator':60s} {'points':>7s} {'fit':>11s} {'coarse':>11s} {'unseen':>11s}"
 
 
-def report(points: Sequence[Points], gpu: Gpu, out: Path | None) -> list[Test]:
+def report(
+    points: Sequence[Points], gpu: Gpu, out: Path | None, *, floor: bool = False
+) -> list[Test]:
     """Print one line per operator and key (errors in per cent, median/p90: of the fit on all
     points, of a coarse calibration on the other points, on matrix shapes left out) and a summary
-    per operator; draw plots into `out`. Returns the hold-out tests."""
-    print(HEADER)
+    per operator; draw plots into `out`. `floor` adds what stays when nearly all points are known.
+    Returns the hold-out tests."""
+    print(HEADER + (f" {'floor':>11s}" if floor else ""))
     tests: list[Test] = []
     for group in groups(points):
         coarse, unseen = coarse_test(group, gpu), unseen_test(group, gpu)
         entry = fit_group(group, gpu)
         fit = (entry.error["median"], entry.error["p90"])
         cells = [fit, coarse.error if coarse else None, unseen.error if unseen else None]
+        lowest = floor_test(group, gpu) if floor else None
+        if floor:
+            cells.append(lowest.error if lowest else None)
         name = describe(entry)[:60]
         print(f"{name:60s} {len(group):7d} " + " ".join(_cell(c) for c in cells), flush=True)
-        tests += [t for t in (coarse, unseen) if t is not None]
+        tests += [t for t in (coarse, unseen, lowest) if t is not None]
     _summary(tests)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -45,7 +51,7 @@ def _cell(error: tuple[float, float] | None) -> str:
 
 
 def _summary(tests: Sequence[Test]) -> None:
-    for kind in ("coarse", "unseen shapes"):
+    for kind in ("coarse", "unseen shapes", "floor"):
         for op in FORMS:
             off = [
                 100 * np.abs(t.predicted / t.measured - 1)

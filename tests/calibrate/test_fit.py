@@ -266,3 +266,21 @@ def test_residuals_over_earlier_axes_are_still_understood() -> None:
     assert form.us(GEMM, work, card, {"dtype": "bf16"}, cold=False).tolist() == pytest.approx(
         form.us({**GEMM, "padding": 0.0}, work, card, {"dtype": "bf16"}, cold=False).tolist()
     )
+
+
+def test_result_without_a_place_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gemm_points().to_csv(tmp_path / "p.csv", index=False)
+    args = ["fit", str(tmp_path / "p.csv"), "--gpu", "h100"]
+    for out in (tmp_path / "none" / "h.json", tmp_path):
+        assert main([*args, "--out", str(out)]) == 2
+        assert f"{out}: cannot be written" in capsys.readouterr().err
+
+
+def test_report_with_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gemm_points(noise=0.03).to_csv(tmp_path / "p.csv", index=False)
+    assert main(["report", str(tmp_path / "p.csv"), "--gpu", "h100", "--floor"]) == 0
+    said = capsys.readouterr().out
+    assert "gemm, coarse" in said
+    assert "floor" in said.splitlines()[0]
