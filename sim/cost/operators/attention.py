@@ -140,7 +140,7 @@ class Decode(Form):
     # numbers of KV heads are most like those with as many sequences and as many keys in all.
     covariance = (
         Component(0.1, (3.0, 3.0, None, 3.0, 2.0, None), smooth=True),
-        Component(0.05, (1.5, 3.0, 3.0, 1.5, 1.0, 1.5)),
+        Component(0.05, (4.0, 3.0, 3.0, 1.5, 1.0, 3.0)),
     )
     noise = 0.001
 
