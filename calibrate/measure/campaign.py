@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from calibrate.measure.budget import Show, progress_bar, seconds
 from calibrate.measure.collectives import measure_collectives
 from calibrate.measure.engine_profile import entry_of
 from calibrate.measure.engine_run import EngineCalibration, calibrate_engine
-from calibrate.measure.fit_points import PointFit, fit_tables
+from calibrate.measure.fit_points import FEWEST, PointFit, fit_tables
 from calibrate.measure.machine import describe_machine
 from calibrate.measure.overheads import launch_overheads
 from calibrate.measure.points import Point, kernel_points, limits_for
@@ -91,19 +92,19 @@ def run_campaign(args: argparse.Namespace, console: Console | None = None) -> Pr
 def measure_points(
     points: Sequence[Point], store: PointStore, device: torch.device, budget_s: float, show: Show
 ) -> int:
-    """Time the points that the store does not have, in order, until the budget is spent; at least
-    one of each operator. How many of `points` the store has then."""
+    """Time the points that the store does not have, in order, until the budget is spent; of each
+    operator at least as many as a fit needs. How many of `points` the store has then."""
     bench = Bench(device)
     end = time.monotonic() + budget_s
-    seen: set[str] = set()
+    tried: Counter[str] = Counter()
     done = 0
     for point in points:
         show("kernels", done / len(points))
         if point in store:
             done += 1
-            seen.add(point.op)
+            tried[point.op] += 1
             continue
-        if time.monotonic() > end and point.op in seen:
+        if time.monotonic() > end and tried[point.op] >= FEWEST:
             continue
         try:
             store.add(point, bench.time(point, POINT_S[device.type]), bench.kernel(point))
@@ -113,7 +114,7 @@ def measure_points(
         except ValueError as error:  # a shape that the kernel does not support
             store.skip(point, str(error))
         done += 1
-        seen.add(point.op)
+        tried[point.op] += 1
     return done
 
 
@@ -206,7 +207,7 @@ def _report(
     if took_s > 1.2 * budget_s:
         console.print(
             f"took {took_s:.0f} s, longer than the budget of {budget_s:.0f} s: this machine needs "
-            f"that for one point of each operator and for the engine"
+            f"that for the fewest points of each operator and for the engine"
         )
     if measured[0] < measured[1]:
         console.print("the same command again measures the rest")

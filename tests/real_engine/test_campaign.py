@@ -14,8 +14,10 @@ from calibrate.engine.executor import MeasuredStep
 from calibrate.measure import run as calibrate_run
 from calibrate.measure import traffic
 from calibrate.measure.budget import seconds
+from calibrate.measure.campaign import measure_points
 from calibrate.measure.collectives import measure_collectives
 from calibrate.measure.engine_run import calibration_of, levels_for, machine_state
+from calibrate.measure.fit_points import FEWEST
 from calibrate.measure.points import Limits, Point, kernel_points, limits_for
 from calibrate.measure.probe import slowness
 from calibrate.measure.step_fit import fit_steps, operator_errors
@@ -53,6 +55,17 @@ def test_run_writes_a_profile_and_goes_on_where_it_stopped(tmp_path, monkeypatch
     again = [json.loads(x) for x in (tmp_path / "here.points.jsonl").read_text().splitlines()]
     assert [json.loads(x) for x in lines[:-1]] == again[: len(lines) - 1]
     assert len({x.get("key") for x in again}) == len(again)
+
+
+def test_a_budget_spent_at_once_still_measures_what_a_fit_needs(tmp_path):
+    device = torch.device("cpu")
+    points = kernel_points(model("small"), 1, "fp32", Limits(64, 128, 512))
+    store = PointStore(tmp_path / "p.jsonl", {"device": "A"})
+    measure_points(points, store, device, 0.0, lambda what, done: None)
+    for op in {p.op for p in points}:
+        of_op = [p for p in points if p.op == op]
+        assert sum(p in store for p in of_op) >= min(FEWEST, len(of_op))
+    assert len(store.rows) < len(points) / 2
 
 
 def test_the_engine_entry_is_a_cost_model(tmp_path):
